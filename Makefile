@@ -1,0 +1,72 @@
+# make demo    everything a fresh machine needs, then the main job on the built-in shapes
+# make test    everything a fresh machine needs, then the test suite
+#
+# Needs Python (>= 3.10), a C++ compiler and make. What is there already is reused; what a changed
+# file makes stale is built again. TORCH=2.14.1 works in an environment of its own.
+
+DEFAULT_TORCH := 2.13.0
+TORCH ?= $(DEFAULT_TORCH)
+PYTHON ?= python3
+
+# The everyday environment imports the package from src. An extension built for another torch must not
+# land there, so any other torch gets a plain, complete install, renewed when any source changes.
+ifeq ($(TORCH),$(DEFAULT_TORCH))
+VENV := .venv
+EDITABLE := --editable
+PACKAGE_SOURCES :=
+else
+VENV := .venv-torch$(TORCH)
+EDITABLE :=
+PACKAGE_SOURCES := $(shell find src -name '*.py' -o -name '*.pyi')
+endif
+
+BIN := $(VENV)/bin
+CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+BUILD_INPUTS := $(CPP_SOURCES) $(wildcard src/torchweld/*.inc) setup.py pyproject.toml
+
+.PHONY: setup demo test test-all lint format bench-peers clean
+
+setup: $(VENV)/.built
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install "torch==$(TORCH)" "setuptools>=77" numpy
+	touch $@
+
+# Naming torch again keeps the other requirements from moving it.
+$(VENV)/.built: $(BUILD_INPUTS) $(PACKAGE_SOURCES) $(VENV)/.torch
+	$(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev]" "torch==$(TORCH)"
+	touch $@
+
+demo: setup
+	$(BIN)/torchweld bench
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+# What takes longer than the everyday suite should.
+test-all: test
+	$(BIN)/python -m pytest -q -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+$(VENV)/.peers: $(VENV)/.built
+	$(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev,bench]" "torch==$(TORCH)"
+	touch $@
+
+bench-peers: $(VENV)/.peers
+	$(BIN)/python benchmarks/peers.py
+
+# Leaves the environments, which cost a download; remove .venv* by hand to start from nothing.
+clean:
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f src/torchweld/_C.*.so src/torchweld/_build_info.json .venv*/.built

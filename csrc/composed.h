@@ -1,0 +1,186 @@
+// The same chain as a composition of aten ops: what runs on devices without kernels of ours and under
+// functorch and forward-mode differentiation, and the formula of the backward pass. The backward is
+// made of differentiable ops, so it can be differentiated again.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <vector>
+
+#include "spec.h"
+
+namespace torchweld {
+
+using at::Tensor;
+using at::TensorList;
+
+// act(z), or, given the gradient with respect to act(z), the one with respect to z.
+inline Tensor activation(const LayerSpec& layer, const Tensor& z, const Tensor* g = nullptr) {
+  switch (layer.act) {
+    case Act::identity:
+      return g ? *g : z;
+    case Act::relu:
+      return g ? at::threshold_backward(*g, z, 0) : at::relu(z);
+    case Act::relu2:
+      return g ? *g * 2 * at::relu(z) : at::relu(z).square();
+    case Act::leaky_relu:
+      return g ? at::leaky_relu_backward(*g, z, layer.p0, false) : at::leaky_relu(z, layer.p0);
+    case Act::silu:
+      return g ? at::silu_backward(*g, z) : at::silu(z);
+    case Act::gelu:
+      return g ? at::gelu_backward(*g, z, "none") : at::gelu(z, "none");
+    case Act::gelu_tanh:
+      return g ? at::gelu_backward(*g, z, "tanh") : at::gelu(z, "tanh");
+    case Act::quick_gelu: {
+      const Tensor s = at::sigmoid(z * 1.702);
+      return g ? *g * (s + z * 1.702 * s * (1 - s)) : z * s;
+    }
+    case Act::tanh:
+      return g ? at::tanh_backward(*g, at::tanh(z)) : at::tanh(z);
+    case Act::sigmoid:
+      return g ? at::sigmoid_backward(*g, at::sigmoid(z)) : at::sigmoid(z);
+    case Act::elu:
+      return g ? at::elu_backward(*g, layer.p0, 1, 1, false, z) : at::elu(z, layer.p0);
+    case Act::mish:
+      return g ? at::mish_backward(*g, z) : at::mish(z);
+    case Act::hardswish:
+      return g ? at::hardswish_backward(*g, z) : at::hardswish(z);
+    case Act::softplus:
+      return g ? at::softplus_backward(*g, z, layer.p0, layer.p1)
+               : at::softplus(z, layer.p0, layer.p1);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// The tensors of one layer, in the order the op gets them.
+struct LayerTensors {
+  const LayerSpec& spec;
+  TensorList list;
+
+  Tensor weight(int i) const {
+    const Tensor& w = list[i * (spec.bias ? 2 : 1)];
+    return spec.transposed ? w.t() : w;
+  }
+  std::optional<Tensor> bias(int i) const {
+    return spec.bias ? std::optional<Tensor>(list[i * 2 + 1]) : std::nullopt;
+  }
+};
+
+inline LayerTensors tensors_of(const Spec& spec, size_t layer, TensorList params) {
+  size_t first = 0;
+  for (size_t i = 0; i < layer; ++i) first += size_t(spec[i].tensors());
+  return {spec[layer], params.slice(first, size_t(spec[layer].tensors()))};
+}
+
+// Pre-activations of a layer: one product, or gate and up.
+struct Products {
+  Tensor z, gate, up;
+};
+inline Products products(const LayerTensors& layer, const Tensor& x) {
+  const Tensor z = at::linear(x, layer.weight(0), layer.bias(0));
+  const auto halves = [&] { return z.chunk(2, -1); };
+  switch (layer.spec.gate) {
+    case Gate::none:
+      return {z, {}, {}};
+    case Gate::separate:
+      return {{}, z, at::linear(x, layer.weight(1), layer.bias(1))};
+    case Gate::first:
+      return {{}, halves()[0], halves()[1]};
+    case Gate::second:
+      return {{}, halves()[1], halves()[0]};
+    case Gate::interleaved:
+      return {{}, z.slice(-1, 0, std::nullopt, 2), z.slice(-1, 1, std::nullopt, 2)};
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+inline Tensor layer_forward(const LayerTensors& layer, const Tensor& x) {
+  const Products p = products(layer, x);
+  return layer.spec.gated() ? activation(layer.spec, p.gate) * p.up : activation(layer.spec, p.z);
+}
+
+inline Tensor composed_chain(const Tensor& x, TensorList params, std::string_view spec_text) {
+  const Spec& spec = parse_spec(spec_text);
+  Tensor y = x;
+  for (size_t i = 0; i < spec.size(); ++i) y = layer_forward(tensors_of(spec, i, params), y);
+  return y;
+}
+inline std::vector<Tensor> composed_group(const Tensor& x, TensorList params,
+                                          std::string_view spec_text) {
+  const Spec& spec = parse_spec(spec_text);
+  std::vector<Tensor> ys;
+  for (size_t i = 0; i < spec.size(); ++i)
+    ys.push_back(layer_forward(tensors_of(spec, i, params), x));
+  return ys;
+}
+
+// Gradients of one layer from the one of its output: those of its tensors that are needed, in order, into
+// `grads`, and the one of x as the result. `p` holds the pre-activations.
+inline Tensor layer_backward(const LayerTensors& layer, const Products& p, const Tensor& x,
+                             const Tensor& grad, bool x_needed, const bool* needed, Tensor* grads) {
+  std::vector<Tensor> gz;  // one per weight
+  if (!layer.spec.gated()) {
+    gz = {activation(layer.spec, p.z, &grad)};
+  } else {
+    const Tensor grad_act = grad * p.up;
+    const Tensor g = activation(layer.spec, p.gate, &grad_act);
+    const Tensor u = grad * activation(layer.spec, p.gate);
+    switch (layer.spec.gate) {
+      case Gate::separate:
+        gz = {g, u};
+        break;
+      case Gate::first:
+        gz = {at::cat({g, u}, -1)};
+        break;
+      case Gate::second:
+        gz = {at::cat({u, g}, -1)};
+        break;
+      default:
+        gz = {at::stack({g, u}, -1).flatten(-2)};
+    }
+  }
+  Tensor grad_x;
+  for (int i = 0; i < layer.spec.weights(); ++i) {
+    const int w = i * (layer.spec.bias ? 2 : 1);
+    const Tensor gz2 = gz[i].reshape_symint({-1, gz[i].sym_size(-1)});
+    if (needed[w]) {
+      const Tensor x2 = x.reshape_symint({-1, x.sym_size(-1)});
+      grads[w] = layer.spec.transposed ? x2.t().mm(gz2) : gz2.t().mm(x2);
+    }
+    if (layer.spec.bias && needed[w + 1]) grads[w + 1] = gz2.sum(0);
+    if (!x_needed) continue;
+    const Tensor part = at::matmul(gz[i], layer.weight(i));
+    grad_x = grad_x.defined() ? grad_x + part : part;
+  }
+  return grad_x;
+}
+
+// Gradients of x (first) and of the params that need one. Hidden values are computed again, not kept
+// from the forward. `needed` has one flag for x and one for each of params.
+inline std::vector<Tensor> chain_backward(const Tensor& grad, const Tensor& x, TensorList params,
+                                          const Spec& spec, const bool* needed) {
+  std::vector<Tensor> inputs{x}, grads(1 + params.size());
+  std::vector<Products> kept;
+  std::vector<size_t> first{1};
+  for (size_t i = 0; i < spec.size(); ++i) {
+    const LayerTensors layer = tensors_of(spec, i, params);
+    const bool last = i + 1 == spec.size();
+    first.push_back(first.back() + size_t(spec[i].tensors()));
+    if (last && spec[i].act == Act::identity && !spec[i].gated()) {
+      kept.emplace_back();  // its gradient does not depend on its value
+      break;
+    }
+    kept.push_back(products(layer, inputs.back()));
+    if (last) break;
+    const Products& p = kept.back();
+    inputs.push_back(spec[i].gated() ? activation(spec[i], p.gate) * p.up
+                                     : activation(spec[i], p.z));
+  }
+  Tensor g = grad;
+  for (size_t i = spec.size(); i-- > 0;)
+    g = layer_backward(tensors_of(spec, i, params), kept[i], inputs[i], g, i > 0 || needed[0],
+                       needed + first[i], grads.data() + first[i]);
+  grads[0] = g;
+  return grads;
+}
+
+}  // namespace torchweld

@@ -1,0 +1,152 @@
+// Activations on registers. fp32 functions are polynomials after range reduction, at most 2 ulp from the
+// exact value (tests/test_activations.py walks every exponent); fp64 goes lane by lane through libm, it
+// is there for gradient checks. NaN, Inf and signed zero come out where eager's do, so an expression may
+// not be simplified past them: silu(-inf) is -inf / inf = NaN in eager, and here.
+// Coefficients are minimax fits of our own, by weighted least squares in 40 digits.
+#pragma once
+#include <cmath>
+
+#include "api.h"
+#include "vec.h"
+
+namespace {
+
+using torchweld::Act;
+
+template <class V>
+TW_INLINE V choose(MaskF mask, V a, V b) {
+  return mask ? a : b;
+}
+TW_INLINE VecF magnitude(VecF x) { return as_float(as_bits(x) & 0x7fffffffu); }
+TW_INLINE VecF copy_sign(VecF value, VecF sign) {
+  return as_float((as_bits(value) & 0x7fffffffu) | (as_bits(sign) & 0x80000000u));
+}
+// A comparison with NaN is false, so NaN passes through both.
+TW_INLINE VecF at_most(VecF x, float bound) { return choose(x > bound, splat(bound), x); }
+TW_INLINE VecF at_least(VecF x, float bound) { return choose(x < bound, splat(bound), x); }
+
+// x = n ln2 + r with |r| <= ln2 / 2. Adding 1.5 * 2^23 rounds to the integer n and leaves it in the low
+// bits. The high part of ln2 has 9 trailing zero bits, so n * high is exact without an FMA too.
+struct Reduced {
+  VecF n, r;
+};
+TW_INLINE Reduced reduce_by_ln2(VecF x) {
+  const VecF n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+  return {n, (x - n * 0.693359375f) + n * 2.12194440e-4f};
+}
+TW_INLINE VecF power_of_two(VecF n) {
+  return as_float((as_bits(n + 12582912.0f) + (127u - 0x4b400000u)) << 23);
+}
+// e^r - 1 - r, |r| <= 0.35, relative to e^r within 3.3e-9
+TW_INLINE VecF exp_tail(VecF r) {
+  VecF p = r * 0.001381308897f + 0.008369423825f;
+  p = p * r + 0.04166845796f;
+  p = p * r + 0.1666651474f;
+  p = p * r + 0.4999999304f;
+  return p * (r * r);
+}
+TW_INLINE VecF exp_v(VecF x) {
+  const Reduced z = reduce_by_ln2(at_least(at_most(x, 89.0f), -104.0f));
+  const VecF value = (exp_tail(z.r) + z.r) + 1.0f;
+  // 2^n in two factors: n reaches 128 (Inf) and -150 (denormals, zero)
+  const VecF half = (z.n * 0.5f + 12582912.0f) - 12582912.0f;
+  return value * power_of_two(half) * power_of_two(z.n - half);
+}
+// x <= 0 only
+TW_INLINE VecF expm1_v(VecF x) {
+  const Reduced z = reduce_by_ln2(at_least(x, -30.0f));
+  const VecF scale = power_of_two(z.n);
+  return scale * (exp_tail(z.r) + z.r) + (scale - 1.0f);
+}
+// 0 <= u <= 1: log1p(u) = 2 atanh(s), s = u / (2 + u)
+TW_INLINE VecF log1p_v(VecF u) {
+  const VecF s = u / (u + 2.0f), q = s * s;
+  VecF p = q * 0.2802461388f + 0.2799910269f;
+  p = p * q + 0.4002170207f;
+  p = p * q + 0.6666641306f;
+  return (p * q) * s + 2.0f * s;
+}
+TW_INLINE VecF tanh_v(VecF x) {
+  const VecF a = magnitude(x), s = x * x;
+  VecF p = s * -0.005603703192f + 0.02055150321f;
+  p = p * s + -0.05371403008f;
+  p = p * s + 0.133311517f;
+  p = p * s + -0.3333327203f;
+  const VecF small = (p * s) * x + x;
+  const VecF large = 1.0f - 2.0f / (exp_v(a + a) + 1.0f);
+  return choose(a < 0.625f, small, copy_sign(large, x));
+}
+TW_INLINE VecF erf_v(VecF x) {
+  const VecF a = at_most(magnitude(x), 4.0f), s = a * a;
+  VecF p = s * 8.185021907e-5f + -0.0008097683914f;
+  p = p * s + 0.00519695009f;
+  p = p * s + -0.02685770415f;
+  p = p * s + 0.1128366398f;
+  p = p * s + -0.3761263161f;
+  p = p * s + 0.1283791664f;
+  const VecF small = p * x + x;
+  VecF q = a * 0.0001959612198f + -0.003043436813f;  // log(erfc(a)), 0.92 <= a <= 4
+  q = q * a + 0.02222773653f;
+  q = q * a + -0.1039331781f;
+  q = q * a + -0.6371805633f;
+  q = q * a + -1.127676562f;
+  q = q * a + -0.0001954633345f;
+  // -16.2 <= q < 0 there, so 2^n needs one factor
+  const Reduced z = reduce_by_ln2(q);
+  const VecF erfc = ((exp_tail(z.r) + z.r) + 1.0f) * power_of_two(z.n);
+  return choose(a < 0.93f, small, copy_sign(1.0f - erfc, x));
+}
+
+using VecD = Vec<double>;
+template <double (*f)(double)>
+TW_INLINE VecD each(VecD x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = f(x[i]);
+  return x;
+}
+TW_INLINE VecD exp_v(VecD x) { return each<std::exp>(x); }
+TW_INLINE VecD expm1_v(VecD x) { return each<std::expm1>(x); }
+TW_INLINE VecD log1p_v(VecD x) { return each<std::log1p>(x); }
+TW_INLINE VecD tanh_v(VecD x) { return each<std::tanh>(x); }
+TW_INLINE VecD erf_v(VecD x) { return each<std::erf>(x); }
+
+template <Act act, class V, class C>
+TW_INLINE V activate(V x, C p0, C p1) {
+  const V zero{};
+  if constexpr (act == Act::relu) return x < zero ? zero : x;
+  if constexpr (act == Act::relu2) {
+    const V r = x < zero ? zero : x;
+    return r * r;
+  }
+  if constexpr (act == Act::leaky_relu) return x > zero ? x : x * p0;
+  if constexpr (act == Act::silu) return x / (exp_v(-x) + C(1));
+  if constexpr (act == Act::gelu)
+    return (x * C(0.5)) * (erf_v(x * C(0.70710678118654752440)) + C(1));
+  if constexpr (act == Act::gelu_tanh) {
+    // 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+    const V u2 = (x + C(0.044715) * (x * x * x)) * C(1.5957691216057307117);
+    return x / (exp_v(-u2) + C(1));
+  }
+  if constexpr (act == Act::quick_gelu) return x / (exp_v(x * C(-1.702)) + C(1));
+  if constexpr (act == Act::tanh) return tanh_v(x);
+  if constexpr (act == Act::sigmoid) return C(1) / (exp_v(-x) + C(1));
+  if constexpr (act == Act::elu) return x > zero ? x : expm1_v(x > zero ? zero : x) * p0;
+  if constexpr (act == Act::mish) {
+    // tanh(log1p(e^x)) = n / (n + 2), n = e^x (e^x + 2); 1 to the last bit from x = 20 on
+    const V e = exp_v(x > C(20) ? zero + C(20) : x), n = e * (e + C(2));
+    return x * (n / (n + C(2)));
+  }
+  if constexpr (act == Act::hardswish) {
+    V c = x + C(3);
+    c = c < zero ? zero : c;
+    c = c > C(6) ? zero + C(6) : c;
+    return x * c / C(6);
+  }
+  if constexpr (act == Act::softplus) {
+    const V z = x * p0, a = z < zero ? z : -z;  // log(1 + e^z) = max(z, 0) + log1p(e^-|z|)
+    const V soft = ((z < zero ? zero : z) + log1p_v(exp_v(a))) / p0;
+    return z > p1 ? x : soft;
+  }
+  return x;
+}
+
+}  // namespace

@@ -1,0 +1,457 @@
+// A whole chain, or a group, in one call: compiled once per instruction set.
+//
+// Work is cut in one of two ways:
+//   rows     every thread takes its rows through all layers alone. For weights that fit in each core's
+//            L2, and rows enough for all.
+//   columns  every thread takes its share of a layer's panels for all rows of a block, then waits for the
+//            others. Each weight is read once, by one core.
+// Either way a block of rows goes from input to output before the next begins, so the hidden values of at
+// most kBlockRows rows exist at a time, and each output is the same sum in the same order: the thread
+// count does not change a bit of the result.
+#include <omp.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "api.h"
+#include "finish.h"
+#include "panels.h"
+#include "probe.h"
+
+#define TW_NAME(a, b) a##b
+#define TW_ENTRY(isa) TW_NAME(torchweld_kernels_, isa)
+#define TW_STRING2(s) #s
+#define TW_STRING(s) TW_STRING2(s)
+
+namespace {
+
+using torchweld::Call;
+using torchweld::DType;
+using torchweld::Kernels;
+using torchweld::Run;
+
+constexpr int64_t kBlockRows = 192;
+constexpr int64_t kMaxDotRows =
+    16;                           // natural weights: dots up to here, panels made on the way beyond
+constexpr int64_t kBlockK = 512;  // a panel's block of K: 32 KB on AVX2, 64 KB on AVX-512
+constexpr size_t kScratchBytes = 256 << 10;  // sums of one thread while K is worked off in blocks
+
+// Memory kept from call to call by the thread that asks: a fresh 2 MB buffer costs 500 page faults.
+class Arena {
+ public:
+  ~Arena() { std::free(data_); }
+  template <class C>
+  C* get(size_t count) {
+    const size_t bytes = whole_lines(count * sizeof(C));
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = std::aligned_alloc(kLine, bytes);
+      if (!data_) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return static_cast<C*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+thread_local Arena shared_arena, sums_arena, panel_arena;
+
+// Rows a multiple of 4 KB apart would fall into one set of the L1 cache.
+template <class C>
+int64_t padded_ld(int64_t columns) {
+  const int64_t L = kLanes<C>;
+  const int64_t ld = (columns + L - 1) / L * L;
+  return ld * sizeof(C) % 2048 == 0 ? ld + 64 / int64_t(sizeof(C)) : ld;
+}
+
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+Range share(int64_t total, int64_t index, int64_t of) {
+  return {total * index / of, total * (index + 1) / of};
+}
+
+enum class Source { packed, dots, panels_in_place, repacked };
+
+template <class T>
+Source source_of(const Layer& layer, int64_t M) {
+  if (layer.packed) return Source::packed;
+  if (M <= kMaxDotRows) {
+    const auto rows_of_k = [&](const Product& p) {
+      return p.stride_k == 1 && (p.stride_n >= layer.K || layer.N == 1);
+    };
+    if (rows_of_k(layer.up) && (!layer.gated || rows_of_k(layer.gate))) return Source::dots;
+    if (!layer.gated && layer.up.stride_n == 1) return Source::panels_in_place;
+  }
+  return Source::repacked;
+}
+
+// One thread's part of one layer: rows x panels of A[rows, K] -> out.
+template <class T, class D>
+struct LayerWork {
+  using C = compute_t<T>;
+  const Layer& layer;
+  Source source;
+  const C* A;
+  int64_t lda;
+  Destination<D> to;
+
+  void run(Range rows, Range panels) const {
+    if (rows.size() <= 0 || panels.size() <= 0) return;
+    if (source == Source::dots)
+      run_dots(rows, panels);
+    else
+      run_panels(rows, panels);
+  }
+
+ private:
+  static constexpr int P = kPanel<C>;
+
+  void finish(Finish<C, D> f, const C* tile, int64_t ldt, Range rows, int64_t panel) const {
+    C own[P];
+    const C* bias = own;
+    if (layer.packed)
+      bias = packed_bias<T>(layer) + panel * P;
+    else
+      panel_bias<T>(layer, panel, own);
+    f(tile, ldt, rows.size(), bias, layer, panel, to.data + rows.begin * to.ld, to.ld, to.padded);
+  }
+
+  // Heights of tiles differ by at most one: 8 rows as 4 + 4, not 6 + 2.
+  template <class F>
+  static void for_tiles(Range rows, int64_t most, F&& body) {
+    const int64_t count = (rows.size() + most - 1) / most;
+    for (int64_t i = 0; i < count; ++i) {
+      const Range part = share(rows.size(), i, count);
+      body(Range{rows.begin + part.begin, rows.begin + part.end});
+    }
+  }
+
+  void run_panels(Range rows, Range panels) const {
+    const Finish<C, D> f = finish_for<C, D>(layer);
+    const int64_t K = layer.K;
+    const int64_t most = (rows.size() + kMaxRows - 1) / kMaxRows;
+    const int tallest = int((rows.size() + most - 1) / most);
+    const int at_once = panels_at_once(tallest);
+    // Sums of `chunk` panels are kept while K is worked off block by block.
+    const bool one_block = K <= kBlockK || rows.size() <= kMaxRows;
+    const int64_t chunk =
+        one_block ? at_once
+                  : std::max<int64_t>(at_once, kScratchBytes / (rows.size() * P * sizeof(C)));
+    const int64_t lds = chunk * P;
+    C* sums = sums_arena.get<C>(size_t(rows.size()) * lds);
+    const int64_t block_K = one_block ? K : kBlockK;
+
+    for (int64_t first = panels.begin; first < panels.end; first += chunk) {
+      const int64_t stop = std::min(first + chunk, panels.end);
+      for (int64_t k = 0; k < K; k += block_K) {
+        const int64_t k_stop = std::min(k + block_K, K);
+        for (int64_t p = first; p < stop;) {
+          const int np = stop - p >= at_once ? at_once : 1;
+          int64_t ldb = P, next = 0;
+          const T* B = block_of(p, np, k, k_stop, ldb, next);
+          for_tiles(rows, kMaxRows, [&](Range tile) {
+            const auto kernel = Tiles<T>::panel(int(tile.size()), np);
+            C* out = sums + (tile.begin - rows.begin) * lds + (p - first) * P;
+            kernel(A + tile.begin * lda + k, lda, B, ldb, next, k_stop - k, out, lds, k > 0);
+          });
+          p += np;
+        }
+      }
+      for (int64_t p = first; p < stop; ++p) finish(f, sums + (p - first) * P, lds, rows, p);
+    }
+  }
+
+  // `np` panels from p, steps k to k_stop of K.
+  const T* block_of(int64_t p, int np, int64_t k, int64_t k_stop, int64_t& ldb,
+                    int64_t& next) const {
+    if (source == Source::packed) {
+      next = layer.K * P;
+      return static_cast<const T*>(layer.packed) + p * next + k * P;
+    }
+    const bool whole = (p + np) * P <= layer.N;
+    if (source == Source::panels_in_place && whole) {
+      ldb = layer.up.stride_k;
+      next = P;
+      return static_cast<const T*>(layer.up.weight) + p * P + k * ldb;
+    }
+    next = (k_stop - k) * P;
+    T* to_panel = panel_arena.get<T>(size_t(next) * np);
+    for (int i = 0; i < np; ++i) pack_panel<T>(layer, p + i, k, k_stop, to_panel + i * next);
+    return to_panel;
+  }
+
+  void run_dots(Range rows, Range panels) const {
+    const Finish<C, D> f = finish_for<C, D>(layer);
+    C* sums = sums_arena.get<C>(size_t(rows.size()) * P);
+    for (int64_t p = panels.begin; p < panels.end; ++p) {
+      for (int half = 0; half < 2; ++half) {
+        const Column c = column_of<C>(layer, p, half);
+        if (c.valid < kLanes<C>)
+          for (int64_t m = 0; m < rows.size(); ++m)
+            store(sums + m * P + half * kLanes<C>, Vec<C>{});
+        const int64_t ldw = c.product->stride_n;
+        const T* w = static_cast<const T*>(c.product->weight);
+        const T* end = w + (layer.N - 1) * ldw + layer.K;
+        w += c.n0 * ldw;
+        for_tiles(rows, Tiles<T>::kDotRows, [&](Range tile) {
+          const int height = int(tile.size()), step = Tiles<T>::dot_columns(height);
+          C* out = sums + (tile.begin - rows.begin) * P + half * kLanes<C>;
+          for (int64_t j = 0; j < c.valid;) {
+            const bool several = j + step <= c.valid;
+            Tiles<T>::dot(height, several)(A + tile.begin * lda, lda, w + j * ldw, ldw, layer.K,
+                                           end, out + j, P);
+            j += several ? step : 1;
+          }
+        });
+      }
+      finish(f, sums, P, rows, p);
+    }
+  }
+};
+
+// Layers that read the same input. A chain is a sequence of stages with one member each; a group is one
+// stage with many.
+struct Stage {
+  const Layer* members;
+  int count;
+};
+
+template <class T>
+class Runner {
+  using C = compute_t<T>;
+
+ public:
+  Runner(const Call& call, bool group) : call_(call), group_(group) {
+    stages_ = group ? 1 : call.count;
+    double weights = 0;
+    for (int i = 0; i < call.count; ++i) {
+      const Layer& l = call.layers[i];
+      const double elements = double(l.K) * double(l.N) * (l.gated ? 2 : 1);
+      weights += elements;
+      if (!group && i + 1 < call.count) hidden_ld_ = std::max(hidden_ld_, padded_ld<C>(l.N));
+    }
+    flops_ = 2.0 * weights * double(call.M);
+    weight_bytes_ = weights * sizeof(T);
+    K_ = call.layers[0].K;
+    const int64_t L = kLanes<C>;
+    // x is used where it lies if it is in the compute type, its rows do not fall into one cache set, and
+    // no kernel will read beyond its end.
+    const bool aliased = call.ldx * sizeof(C) % 2048 == 0 && call.M > 4;
+    in_place_ = sizeof(T) == sizeof(C) && !aliased && K_ % L == 0;
+  }
+
+  void run(Run& run) {
+    int threads = call_.threads;
+    if (small()) threads = 1;
+    by_rows_ = threads > 1 && weight_bytes_ < 0.75 * double(torchweld::l2_bytes()) &&
+               call_.M >= 4 * threads;
+    block_ = by_rows_ || threads == 1 ? block_rows_alone() : kBlockRows;
+    if (threads > 1 && !by_rows_) allocate(shared_arena);
+    int granted = 1;
+    if (threads == 1) {
+      work_alone({0, call_.M});
+    } else {
+#pragma omp parallel num_threads(threads)
+      {
+        const int t = omp_get_thread_num(), n = omp_get_num_threads();
+        if (t == 0) granted = n;
+        if (by_rows_)
+          work_alone(share(call_.M, t, n));
+        else
+          work_together(t, n);
+      }
+    }
+    run.threads = granted;
+    run.partition = threads == 1 ? "single" : by_rows_ ? "rows" : "columns";
+    const Source source = source_of<T>(call_.layers[0], call_.M);
+    run.weights = source == Source::packed     ? "packed"
+                  : source == Source::repacked ? "repacked"
+                                               : "natural";
+  }
+
+ private:
+  // A second thread costs about 1 us when it spins and 7 when it sleeps.
+  bool small() const { return flops_ < 6e5 && weight_bytes_ < 256 << 10; }
+
+  // Input and hidden values of a block in half of L2.
+  int64_t block_rows_alone() const {
+    const int64_t row_bytes = int64_t(sizeof(C)) * (padded_ld<C>(K_) + 2 * hidden_ld_);
+    return std::clamp<int64_t>(torchweld::l2_bytes() / 2 / row_bytes, 2 * kMaxRows, kBlockRows);
+  }
+
+  struct Buffers {
+    C *x, *hidden[2];
+  } buffers_{};
+
+  void allocate(Arena& arena) { buffers_ = carve(arena); }
+  Buffers carve(Arena& arena) const {
+    const int64_t rows = std::min(block_, call_.M);
+    const size_t x = in_place_ ? 0 : size_t(rows * padded_ld<C>(K_)), h = size_t(rows * hidden_ld_);
+    C* base = arena.get<C>(x + 2 * h);
+    return {base, {base + x, base + x + h}};
+  }
+
+  void stage_rows(Range rows, int64_t block_begin, C* to) const {
+    const int64_t ld = padded_ld<C>(K_), L = kLanes<C>;
+    for (int64_t m = rows.begin; m < rows.end; ++m) {
+      const T* from = static_cast<const T*>(call_.x) + m * call_.ldx;
+      C* row = to + (m - block_begin) * ld;
+      int64_t k = 0;
+      for (; k + L <= K_; k += L) store(row + k, load(from + k));
+      if (k < K_) store(row + k, load_first(from + k, K_ - k));
+    }
+  }
+
+  struct Input {
+    const C* data;
+    int64_t ld;
+  };
+  Input input(int64_t block_begin, const Buffers& b) const {
+    if (in_place_) return {static_cast<const C*>(call_.x) + block_begin * call_.ldx, call_.ldx};
+    return {b.x, padded_ld<C>(K_)};
+  }
+
+  // Members and panels [panels) of one stage, for rows of the block that begins at block_begin.
+  void stage(int s, Range rows, Range panels, int64_t block_begin, const Buffers& b) const {
+    const Input in = s == 0 ? input(block_begin, b) : Input{b.hidden[(s - 1) % 2], hidden_ld_};
+    const int first = group_ ? 0 : s, count = group_ ? call_.count : 1;
+    int64_t base = 0;
+    for (int i = first; i < first + count; ++i) {
+      const Layer& layer = call_.layers[i];
+      const int64_t own = panel_count<C>(layer);
+      const Range part{std::max<int64_t>(panels.begin - base, 0), std::min(panels.end - base, own)};
+      base += own;
+      if (part.size() <= 0) continue;
+      const Source source = source_of<T>(layer, call_.M);
+      if (s + 1 == stages_) {
+        T* y = static_cast<T*>(call_.y[group_ ? i : 0]) + block_begin * layer.N;
+        LayerWork<T, T>{layer, source, in.data, in.ld, {y, layer.N, false}}.run(rows, part);
+      } else {
+        LayerWork<T, C>{layer, source, in.data, in.ld, {b.hidden[s % 2], hidden_ld_, true}}.run(
+            rows, part);
+      }
+    }
+  }
+
+  int64_t panels_of(int s) const {
+    if (!group_) return panel_count<C>(call_.layers[s]);
+    int64_t total = 0;
+    for (int i = 0; i < call_.count; ++i) total += panel_count<C>(call_.layers[i]);
+    return total;
+  }
+
+  void work_alone(Range mine) const {
+    if (mine.size() <= 0) return;
+    const Buffers b = carve(shared_arena);
+    const int64_t blocks = (mine.size() + block_ - 1) / block_;
+    for (int64_t i = 0; i < blocks; ++i) {
+      const Range part = share(mine.size(), i, blocks);
+      const int64_t begin = mine.begin + part.begin;
+      if (!in_place_) stage_rows({begin, begin + part.size()}, begin, b.x);
+      for (int s = 0; s < stages_; ++s) stage(s, {0, part.size()}, {0, panels_of(s)}, begin, b);
+    }
+  }
+
+  void work_together(int t, int n) const {
+    const Buffers b = buffers_;
+    const int64_t blocks = (call_.M + block_ - 1) / block_;
+    for (int64_t i = 0; i < blocks; ++i) {
+      const Range block = share(call_.M, i, blocks);
+      if (!in_place_) {
+        const Range mine = share(block.size(), t, n);
+        stage_rows({block.begin + mine.begin, block.begin + mine.end}, block.begin, b.x);
+      }
+      if (!in_place_ || i > 0) {
+#pragma omp barrier
+      }
+      for (int s = 0; s < stages_; ++s) {
+        if (s > 0) {
+#pragma omp barrier
+        }
+        const int across = columns_of_grid(block.size(), panels_of(s), n), down = n / across;
+        if (t < across * down)
+          stage(s, share(block.size(), t / across, down), share(panels_of(s), t % across, across),
+                block.begin, b);
+      }
+      // One stage has no barrier between its reading of b.x and the next block's writing.
+      if (stages_ == 1 && !in_place_) {
+#pragma omp barrier
+      }
+    }
+  }
+
+  // Threads as a grid of rows x panels: the split with the least work for the busiest thread, and of
+  // those the one that reads weights least often.
+  static int columns_of_grid(int64_t M, int64_t panels, int threads) {
+    int best = 1;
+    int64_t least = INT64_MAX;
+    for (int across = threads; across >= 1; --across) {
+      const int64_t down = threads / across;
+      const int64_t work = ((panels + across - 1) / across) * ((M + down - 1) / down);
+      if (work < least) {
+        least = work;
+        best = across;
+      }
+    }
+    return best;
+  }
+
+  const Call& call_;
+  const bool group_;
+  int stages_;
+  int64_t K_, hidden_ld_ = 0, block_ = kBlockRows;
+  double flops_, weight_bytes_;
+  bool in_place_, by_rows_ = false;
+};
+
+template <class F>
+void with_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(fp16{});
+    case DType::f64:
+      return f(double{});
+  }
+}
+
+void run(const Call& call, bool group, Run& run) {
+  run.isa = TW_STRING(TORCHWELD_ISA);
+  run.M = call.M;
+  ++run.calls;
+  with_type(call.dtype, [&](auto element) { Runner<decltype(element)>(call, group).run(run); });
+}
+
+const Kernels table = {
+    TW_STRING(TORCHWELD_ISA),
+    kLanes<float>,
+    [](const Call& call, Run& r) { run(call, false, r); },
+    [](const Call& call, Run& r) { run(call, true, r); },
+    [](const Layer& layer, DType dtype) {
+      size_t bytes = 0;
+      with_type(dtype, [&](auto e) { bytes = packed_layer_bytes<decltype(e)>(layer); });
+      return bytes;
+    },
+    [](const Layer& layer, DType dtype, void* out) {
+      with_type(dtype, [&](auto e) { pack_layer<decltype(e)>(layer, out); });
+    },
+    [](DType dtype, int threads, double seconds) { return probe_fma(dtype, threads, seconds); },
+    [](size_t bytes, int threads, double seconds) {
+      return probe_read_gbps(bytes, threads, seconds);
+    },
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("hidden"))) const torchweld::Kernels* TW_ENTRY(
+    TORCHWELD_ISA)() {
+  return &table;
+}

@@ -1,0 +1,118 @@
+// Weights as panels: [panel][K][kPanel], zero in columns beyond N, then the bias in the compute type.
+// `pack_layer` makes the permanent copy for inference, `pack_panel` one block of one panel, also during a
+// call whose weights are not packed.
+#pragma once
+#include <algorithm>
+
+#include "api.h"
+#include "gemm.h"
+
+namespace {
+
+using torchweld::Layer;
+using torchweld::Product;
+
+// Outputs that one panel holds: a gated layer's has half gate, half up.
+template <class C>
+int64_t panel_outputs(const Layer& layer) {
+  return layer.gated ? kLanes<C> : kPanel<C>;
+}
+template <class C>
+int64_t panel_count(const Layer& layer) {
+  const int64_t width = panel_outputs<C>(layer);
+  return (layer.N + width - 1) / width;
+}
+
+// One register's column of a panel: which product it is from, where it starts, how much of it is real.
+struct Column {
+  const Product* product;
+  int64_t n0;
+  int64_t valid;
+};
+template <class C>
+Column column_of(const Layer& layer, int64_t panel, int half) {
+  const int64_t L = kLanes<C>;
+  const int64_t n0 = layer.gated ? panel * L : panel * 2 * L + half * L;
+  return {layer.gated && half == 0 ? &layer.gate : &layer.up, n0,
+          std::clamp<int64_t>(layer.N - n0, 0, L)};
+}
+
+template <class T>
+void pack_panel(const Layer& layer, int64_t panel, int64_t k0, int64_t k1, T* out) {
+  using C = compute_t<T>;
+  constexpr int L = kLanes<C>, kStep = 16;
+  for (int half = 0; half < 2; ++half) {
+    const Column c = column_of<C>(layer, panel, half);
+    const int64_t sn = c.product->stride_n, sk = c.product->stride_k;
+    const T* w = static_cast<const T*>(c.product->weight) + c.n0 * sn;
+    T* to = out + half * L;
+    if (c.valid < L)
+      for (int64_t k = k0; k < k1; ++k) std::memset(&to[(k - k0) * 2 * L], 0, L * sizeof(T));
+    if (sn == 1) {
+      for (int64_t k = k0; k < k1; ++k)
+        std::memcpy(&to[(k - k0) * 2 * L], &w[k * sk], size_t(c.valid) * sizeof(T));
+      continue;
+    }
+    // A transpose: 16 steps of k at a time, so that the lines written stay in L1.
+    for (int64_t k = k0; k < k1; k += kStep) {
+      const int64_t stop = std::min<int64_t>(k + kStep, k1);
+      for (int64_t j = 0; j < c.valid; ++j)
+        for (int64_t i = k; i < stop; ++i) to[(i - k0) * 2 * L + j] = w[j * sn + i * sk];
+    }
+  }
+}
+
+// The bias of one panel, zero where there is none.
+template <class T>
+void panel_bias(const Layer& layer, int64_t panel, compute_t<T>* out) {
+  using C = compute_t<T>;
+  for (int half = 0; half < 2; ++half) {
+    const Column c = column_of<C>(layer, panel, half);
+    const T* bias = static_cast<const T*>(c.product->bias);
+    C* to = out + half * kLanes<C>;
+    store(to, Vec<C>{});
+    if (!bias) continue;
+    if (c.product->bias_stride == 1) {
+      store(to, c.valid == kLanes<C> ? load(bias + c.n0) : load_first(bias + c.n0, c.valid));
+    } else {
+      T element[kLanes<C>] = {};
+      for (int64_t j = 0; j < c.valid; ++j) element[j] = bias[(c.n0 + j) * c.product->bias_stride];
+      store(to, load(element));
+    }
+  }
+}
+
+// Rounded up so that the bias, and the next layer, start on a cache line.
+constexpr size_t kLine = 64;
+inline size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+template <class T>
+size_t panels_bytes(const Layer& layer) {
+  using C = compute_t<T>;
+  return whole_lines(size_t(panel_count<C>(layer)) * layer.K * kPanel<C> * sizeof(T));
+}
+template <class T>
+const compute_t<T>* packed_bias(const Layer& layer) {
+  return reinterpret_cast<const compute_t<T>*>(static_cast<const char*>(layer.packed) +
+                                               panels_bytes<T>(layer));
+}
+
+template <class T>
+size_t packed_layer_bytes(const Layer& layer) {
+  using C = compute_t<T>;
+  return panels_bytes<T>(layer) +
+         whole_lines(size_t(panel_count<C>(layer)) * kPanel<C> * sizeof(C));
+}
+
+template <class T>
+void pack_layer(const Layer& layer, void* out) {
+  using C = compute_t<T>;
+  T* panels = static_cast<T*>(out);
+  C* bias = reinterpret_cast<C*>(static_cast<char*>(out) + panels_bytes<T>(layer));
+  for (int64_t p = 0; p < panel_count<C>(layer); ++p) {
+    pack_panel<T>(layer, p, 0, layer.K, panels + p * layer.K * kPanel<C>);
+    panel_bias<T>(layer, p, bias + p * kPanel<C>);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,180 @@
+// What this machine can do at most: multiply-adds a second by element type, bytes read a second by
+// working-set size. Kernels are judged against these figures, so they are taken with the same
+// vectors, the same widening loads and the same thread team as the kernels use.
+//
+// probe_fma        acc[r][v] = acc[r][v] * c + w[v], w loaded and widened from a buffer that is in
+//                  L1; one widened vector serves kProbeRows sums, as in a register tile over rows.
+// probe_read_gbps  sum of a buffer of `bytes`, every thread its own slice, again and again.
+// Both return the best of many short rounds: noise only ever takes away.
+#pragma once
+#include <omp.h>
+
+#include <cstdint>
+#include <new>
+
+#include "api.h"
+#include "vec.h"
+
+namespace {
+
+constexpr int kProbeVecs = 2;
+// A multiply-add takes 4 cycles and two to four start in each: 8 to 16 must be under way at once.
+// With 16 registers 12 accumulators, 2 loaded vectors and the factor are all that fits; 32 hold
+// twice that.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kProbeRows = 12;
+#else
+constexpr int kProbeRows = 6;
+#endif
+constexpr int kProbeSteps = 64;         // 8 KiB of 64-byte vectors: inside any L1
+constexpr int kProbeReadVecs = 8;       // independent sums, to hide the latency of the addition
+constexpr double kRoundSeconds = 1e-3;  // far above a team's start (about 1 us), below a time slice
+constexpr int kMinRounds = 5;
+
+// A result the compiler has to believe is used.
+template <class C>
+TW_INLINE void sink(Vec<C> value) {
+  asm volatile("" : : "m"(value) : "memory");
+}
+
+// Run `work(thread, team)` on up to `threads` threads; returns how many there were.
+template <class Work>
+int run_team(int threads, const Work& work) {
+  if (threads <= 1) {
+    work(0, 1);
+    return 1;
+  }
+  int team = 1;
+#pragma omp parallel num_threads(threads)
+  {
+    const int size = omp_get_num_threads();
+    if (omp_get_thread_num() == 0) team = size;
+    work(omp_get_thread_num(), size);
+  }
+  return team;
+}
+
+// Seconds that `work` takes this thread alone, the least of three: what else runs only adds.
+template <class Work>
+double least_seconds(const Work& work) {
+  double least = 0;
+  for (int i = 0; i < 3; ++i) {
+    const double start = omp_get_wtime();
+    work();
+    const double elapsed = omp_get_wtime() - start;
+    if (i == 0 || elapsed < least) least = elapsed;
+  }
+  return least;
+}
+
+// Units a second. `work(thread, team, passes)` is done by every thread; `units(team)` is what the
+// whole team gets through in one pass. How many passes make a round is found without a team: on a
+// busy machine the start of one can take longer than a whole round.
+template <class Work, class Units>
+double best_rate(int threads, double seconds, const Work& work, const Units& units) {
+  int64_t passes = 1;
+  while (least_seconds([&] { work(0, threads, passes); }) < kRoundSeconds) passes *= 2;
+  double best = 0, now = omp_get_wtime();
+  const double end = now + seconds;
+  for (int round = 0; round < kMinRounds || now < end; ++round) {
+    const double start = omp_get_wtime();
+    const int team = run_team(threads, [&](int thread, int size) { work(thread, size, passes); });
+    now = omp_get_wtime();
+    const double rate = units(team) * double(passes) / (now - start);
+    if (rate > best) best = rate;
+  }
+  return best;
+}
+
+template <class T>
+void multiply_add(const T* weights, int64_t passes) {
+  using C = compute_t<T>;
+  Vec<C> acc[kProbeRows][kProbeVecs];
+  TW_UNROLL for (int r = 0; r < kProbeRows; ++r) {
+    TW_UNROLL for (int v = 0; v < kProbeVecs; ++v)
+      acc[r][v] = splat<C>(C(r + v));
+  }
+  Vec<C> factor = splat<C>(C(0.5));
+  // Neither is a constant to the compiler from here on, or it would simplify the products away.
+  asm volatile("" : "+m"(factor), "+r"(weights));
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    for (int k = 0; k < kProbeSteps; ++k) {
+      Vec<C> w[kProbeVecs];
+      TW_UNROLL for (int v = 0; v < kProbeVecs; ++v) {
+        w[v] = load(weights + (k * kProbeVecs + v) * kLanes<C>);
+      }
+      TW_UNROLL for (int r = 0; r < kProbeRows; ++r) {
+        TW_UNROLL for (int v = 0; v < kProbeVecs; ++v)
+          acc[r][v] = acc[r][v] * factor + w[v];
+      }
+    }
+  }
+  TW_UNROLL for (int r = 0; r < kProbeRows; ++r) {
+    TW_UNROLL for (int v = 0; v < kProbeVecs; ++v)
+      sink<C>(acc[r][v]);
+  }
+}
+
+// GFLOP/s, a multiply-add counted as two.
+template <class T>
+double probe_fma_gflops(int threads, double seconds) {
+  using C = compute_t<T>;
+  constexpr int kCount = kProbeSteps * kProbeVecs * kLanes<C>;
+  alignas(64) static const T weights[kCount] = {};  // zeros: sums stay finite, the time is the same
+  const double flops = 2.0 * kCount * kProbeRows;
+  const auto work = [&](int, int, int64_t passes) { multiply_add<T>(weights, passes); };
+  return best_rate(threads, seconds, work, [&](int team) { return flops * team; }) * 1e-9;
+}
+
+double probe_fma(torchweld::DType dtype, int threads, double seconds) {
+  switch (dtype) {
+    case torchweld::DType::f32:
+      return probe_fma_gflops<float>(threads, seconds);
+    case torchweld::DType::f64:
+      return probe_fma_gflops<double>(threads, seconds);
+    case torchweld::DType::bf16:
+      return probe_fma_gflops<bf16>(threads, seconds);
+    case torchweld::DType::f16:
+      return probe_fma_gflops<fp16>(threads, seconds);
+  }
+  return 0;
+}
+
+// GB/s over a working set of `bytes`, in whole blocks of 8 vectors, at least one a thread.
+double probe_read_gbps(size_t bytes, int threads, double seconds) {
+  constexpr int64_t kBlock = int64_t(kProbeReadVecs) * kLanes<float>;
+  int64_t blocks = int64_t(bytes / sizeof(float)) / kBlock;
+  if (blocks < threads) blocks = threads;
+  if (blocks < 1) blocks = 1;
+  const size_t size = size_t(blocks * kBlock) * sizeof(float);
+  const auto alignment = std::align_val_t(64);
+  float* data = static_cast<float*>(::operator new(size, alignment));
+  const auto start_of = [&](int thread, int team) { return blocks * thread / team * kBlock; };
+
+  // Written by the thread that will read it, so that its pages lie in that thread's memory.
+  run_team(threads, [&](int thread, int team) {
+    const int64_t stop = start_of(thread + 1, team);
+    for (int64_t i = start_of(thread, team); i < stop; ++i) data[i] = 1.0f;
+  });
+  const auto work = [&](int thread, int team, int64_t passes) {
+    const int64_t from = start_of(thread, team), stop = start_of(thread + 1, team);
+    VecF sum[kProbeReadVecs];
+    TW_UNROLL for (int v = 0; v < kProbeReadVecs; ++v)
+      sum[v] = VecF{};
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      for (int64_t i = from; i < stop; i += kBlock) {
+        TW_UNROLL for (int v = 0; v < kProbeReadVecs; ++v) {
+          sum[v] += load(data + i + v * kLanes<float>);
+        }
+      }
+      asm volatile("" : : : "memory");  // the next pass must read again
+    }
+    TW_UNROLL for (int v = 0; v < kProbeReadVecs; ++v)
+      sink<float>(sum[v]);
+  };
+  const double rate = best_rate(threads, seconds, work, [&](int) { return double(size); });
+  ::operator delete(data, alignment);
+  return rate * 1e-9;
+}
+
+}  // namespace

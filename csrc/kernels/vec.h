@@ -1,0 +1,189 @@
+// Vectors of one register's width, from GCC's vector extensions, so that one source serves every
+// instruction set: the file that includes this is compiled once per set, and TORCHWELD_VEC_BYTES says
+// how wide a register is. `a * b + c` contracts to a fused multiply-add where there is one.
+//
+// Everything is inside the includer's anonymous namespace: two objects built with different flags must
+// not share a symbol, or the linker may keep the wider one for a CPU that cannot run it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifndef TORCHWELD_VEC_BYTES
+#if defined(__AVX512F__)
+#define TORCHWELD_VEC_BYTES 64
+#elif defined(__AVX2__)
+#define TORCHWELD_VEC_BYTES 32
+#else
+#define TORCHWELD_VEC_BYTES 16
+#endif
+#endif
+
+#define TW_INLINE inline __attribute__((always_inline))
+#define TW_UNROLL _Pragma("GCC unroll 32")
+
+namespace {
+
+// A 16-bit element is a bit pattern here; it becomes a float in a register.
+struct bf16 {
+  uint16_t bits;
+};
+struct fp16 {
+  uint16_t bits;
+};
+
+// What an element type is computed in: fp64 in itself, everything else in fp32.
+template <class T>
+struct Compute {
+  using type = float;
+};
+template <>
+struct Compute<double> {
+  using type = double;
+};
+template <class T>
+using compute_t = typename Compute<T>::type;
+
+template <class C>
+struct VecOf;
+template <>
+struct VecOf<float> {
+  typedef float type __attribute__((vector_size(TORCHWELD_VEC_BYTES)));
+  typedef float loose __attribute__((vector_size(TORCHWELD_VEC_BYTES), aligned(4), may_alias));
+  typedef int32_t mask __attribute__((vector_size(TORCHWELD_VEC_BYTES)));
+};
+template <>
+struct VecOf<double> {
+  typedef double type __attribute__((vector_size(TORCHWELD_VEC_BYTES)));
+  typedef double loose __attribute__((vector_size(TORCHWELD_VEC_BYTES), aligned(8), may_alias));
+  typedef int64_t mask __attribute__((vector_size(TORCHWELD_VEC_BYTES)));
+};
+template <class C>
+using Vec = typename VecOf<C>::type;
+template <class C>
+using Mask = typename VecOf<C>::mask;
+template <class C>
+constexpr int kLanes = TORCHWELD_VEC_BYTES / int(sizeof(C));
+
+using VecF = Vec<float>;
+using MaskF = Mask<float>;
+typedef uint32_t VecU __attribute__((vector_size(TORCHWELD_VEC_BYTES)));
+typedef uint16_t Half __attribute__((vector_size(TORCHWELD_VEC_BYTES / 2), aligned(2), may_alias));
+
+template <class C>
+TW_INLINE Vec<C> splat(C value) {
+  return value -
+         Vec<C>{};  // GCC broadcasts the scalar; x - 0 keeps the sign of zero, 0 + x does not
+}
+
+TW_INLINE VecF as_float(VecU u) { return (VecF)u; }
+TW_INLINE VecU as_bits(VecF f) { return (VecU)f; }
+
+// ---- loading: any element type to its compute type ----
+TW_INLINE VecF load(const float* p) { return *reinterpret_cast<const VecOf<float>::loose*>(p); }
+TW_INLINE Vec<double> load(const double* p) {
+  return *reinterpret_cast<const VecOf<double>::loose*>(p);
+}
+TW_INLINE VecF load(const bf16* p) {
+  return as_float(__builtin_convertvector(*reinterpret_cast<const Half*>(p), VecU) << 16);
+}
+
+// Bit arithmetic for a half: move the exponent and mantissa up, rescale by 2^112 (exact, denormals
+// included), and give an all-ones exponent back to Inf and NaN.
+TW_INLINE VecF half_bits_to_float(VecU h) {
+  const VecU magnitude = (h & 0x7fffu) << 13;
+  const VecU scaled = as_bits(as_float(magnitude) * 0x1p112f);
+  const VecU special = (VecU)(magnitude >= (0x7c00u << 13));
+  return as_float((scaled | (special & 0x7f800000u)) | ((h & 0x8000u) << 16));
+}
+TW_INLINE VecF load(const fp16* p) {
+#if defined(__AVX512F__) && TORCHWELD_VEC_BYTES == 64
+  return (VecF)_mm512_maskz_cvtph_ps(0xffff,
+                                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__) && TORCHWELD_VEC_BYTES == 32
+  return (VecF)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__) && TORCHWELD_VEC_BYTES == 16
+  return (VecF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p))));
+#else
+  return half_bits_to_float(__builtin_convertvector(*reinterpret_cast<const Half*>(p), VecU));
+#endif
+}
+
+// ---- storing: round to nearest even, NaN stays NaN ----
+TW_INLINE void store(float* p, VecF v) { *reinterpret_cast<VecOf<float>::loose*>(p) = v; }
+TW_INLINE void store(double* p, Vec<double> v) { *reinterpret_cast<VecOf<double>::loose*>(p) = v; }
+TW_INLINE void store(bf16* p, VecF v) {
+  const VecU u = as_bits(v);
+  const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const VecU nan = (VecU)(v != v);
+  *reinterpret_cast<Half*>(p) = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0u), Half);
+}
+TW_INLINE VecU float_to_half_bits(VecF v) {
+  const VecU u = as_bits(v), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
+  // normal: rebias by subtracting 112 << 23, round at bit 13; a carry runs into the exponent rightly
+  const VecU normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // below 2^-14: adding 0.5 lines the mantissa up so that the FPU rounds at a denormal half's last bit
+  const VecU denormal = as_bits(as_float(magnitude) + 0.5f) - 0x3f000000u;
+  const VecU is_small = (VecU)(magnitude < (113u << 23));
+  const VecU is_big = (VecU)(magnitude >= 0x477ff000u);  // 65520 and above round to Inf
+  const VecU is_nan = (VecU)(magnitude > 0x7f800000u);
+  VecU h = (is_small & denormal) | (~is_small & normal);
+  h = (is_big & 0x7c00u) | (~is_big & h);
+  h = (is_nan & 0x7e00u) | (~is_nan & h);
+  return h | sign;
+}
+TW_INLINE void store(fp16* p, VecF v) {
+#if defined(__AVX512F__) && TORCHWELD_VEC_BYTES == 64
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xffff, (__m512)v, 0));
+#elif defined(__F16C__) && TORCHWELD_VEC_BYTES == 32
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, 0));
+#else
+  *reinterpret_cast<Half*>(p) = __builtin_convertvector(float_to_half_bits(v), Half);
+#endif
+}
+
+// The first `count` lanes, the rest zero; for the ends of rows only.
+template <class T>
+TW_INLINE Vec<compute_t<T>> load_first(const T* p, int64_t count) {
+  T whole[kLanes<compute_t<T>>] = {};
+  std::memcpy(whole, p, size_t(count) * sizeof(T));
+  return load(whole);
+}
+template <class T>
+TW_INLINE void store_first(T* p, Vec<compute_t<T>> v, int64_t count) {
+  T whole[kLanes<compute_t<T>>];
+  store(whole, v);
+  std::memcpy(p, whole, size_t(count) * sizeof(T));
+}
+
+// All ones in the first `count` lanes.
+template <class C>
+TW_INLINE Mask<C> first_lanes(int64_t count) {
+  Mask<C> m;
+  for (int i = 0; i < kLanes<C>; ++i) m[i] = i < count ? -1 : 0;
+  return m;
+}
+template <class C>
+TW_INLINE Vec<C> keep(Vec<C> v, Mask<C> mask) {
+  return (Vec<C>)((Mask<C>)v & mask);  // bitwise, so that NaN and Inf in dropped lanes become zero
+}
+
+// Sum of the lanes, halves first, so that the order is the same at every call.
+template <class C>
+TW_INLINE C sum_lanes(Vec<C> v) {
+  Mask<C> lane;
+  TW_UNROLL for (int i = 0; i < kLanes<C>; ++i)
+    lane[i] = i;
+  TW_UNROLL for (int half = kLanes<C> / 2; half > 0; half /= 2)
+    v += __builtin_shuffle(v, lane ^ half);
+  return v[0];
+}
+
+}  // namespace

@@ -1,0 +1,394 @@
+// torchweld._C: the short way from a module's forward to the ops, and facts about the kernels.
+//
+// `forward` reads the parameters of plain nn.Linear children, decides whether a packed copy may be used,
+// sees to its freshness, and calls the op through the dispatcher. In Python the same costs 5 us more.
+// What it does not recognise (another class, a hook, a tensor subclass, a tracer) it leaves to the caller
+// by returning None.
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+#include "spec.h"
+
+namespace {
+
+using at::Tensor;
+using torchweld::kernels;
+
+// Runs `body`, turning a C++ exception into a Python one.
+template <class F>
+PyObject* guarded(F&& body) {
+  try {
+    return body();
+  } catch (const c10::ValueError& e) {
+    PyErr_SetString(PyExc_ValueError, e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_ValueError, e.what());
+  }
+  return nullptr;
+}
+
+template <class Signature>
+auto op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+Tensor call_chain(const Tensor& x, at::TensorList params, std::string_view spec) {
+  static const auto chain =
+      op<Tensor(const Tensor&, at::TensorList, std::string_view)>("torchweld::chain");
+  return chain.call(x, params, spec);
+}
+Tensor call_packed(const Tensor& x, const Tensor& packed, std::string_view spec) {
+  static const auto chain =
+      op<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
+  return chain.call(x, packed, spec);
+}
+Tensor call_pack(at::TensorList params, std::string_view spec) {
+  static const auto pack = op<Tensor(at::TensorList, std::string_view)>("torchweld::pack");
+  return pack.call(params, spec);
+}
+
+// ---- Pack: a packed copy, and what tells that its weights are still the ones it was made from ----
+
+// One tensor as it was. The storage is held weakly: its address cannot be given to another storage while
+// we look, so comparing addresses is enough (after `p.data = new` the allocator gave pointer and version
+// back in 15 of 50 tries). A fused optimizer and edits through `.data` leave no trace in the version: for
+// them, a strided sample of the contents.
+struct Seen {
+  static constexpr int kSamples = 16;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  const char* data;
+  uint32_t version;
+  at::DimVector sizes, strides;
+  std::array<int64_t, kSamples> offsets;  // in bytes
+  std::array<uint64_t, kSamples> contents;
+  int64_t element;  // bytes of one
+
+  static uint32_t version_of(const Tensor& t) {
+    return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
+  }
+  static uint64_t read(const char* at, int64_t element) {
+    uint64_t value = 0;
+    std::memcpy(&value, at, size_t(element));
+    return value;
+  }
+
+  explicit Seen(const Tensor& t)
+      : storage(t.storage().getWeakStorageImpl()),
+        data(static_cast<const char*>(t.const_data_ptr())),
+        version(version_of(t)),
+        sizes(t.sizes()),
+        strides(t.strides()),
+        element(int64_t(t.element_size())) {
+    const int64_t count = t.numel();
+    for (int i = 0; i < kSamples; ++i) {
+      // Evenly spread, first and last included, so that the edit of a whole tensor, row block or column
+      // block of a sixteenth or more is met.
+      int64_t index = count <= 1 ? 0 : (count - 1) * i / (kSamples - 1), offset = 0;
+      for (int64_t d = t.dim() - 1; d >= 0; --d) {
+        offset += index % t.size(d) * t.stride(d);
+        index /= t.size(d);
+      }
+      offsets[i] = offset * element;
+      contents[i] = read(data + offsets[i], element);
+    }
+  }
+
+  bool same(const Tensor& t) const {
+    if (t.storage().unsafeGetStorageImpl() != storage._unsafe_get_target() ||
+        static_cast<const char*>(t.const_data_ptr()) != data || version_of(t) != version ||
+        t.sizes() != at::IntArrayRef(sizes) || t.strides() != at::IntArrayRef(strides) ||
+        int64_t(t.element_size()) != element)
+      return false;
+    for (int i = 0; i < kSamples; ++i)
+      if (read(data + offsets[i], element) != contents[i]) return false;
+    return true;
+  }
+};
+
+struct Pack {
+  PyObject_HEAD;
+  Tensor packed;
+  std::vector<Seen> seen;
+  std::string spec;
+  at::ScalarType dtype;
+  const torchweld::Kernels* made_by;
+  int64_t times;  // packed so far
+
+  bool fresh(at::TensorList params, std::string_view wanted) const {
+    if (!packed.defined() || seen.size() != params.size() || made_by != &kernels() ||
+        spec != wanted)
+      return false;
+    for (size_t i = 0; i < params.size(); ++i)
+      if (params[i].scalar_type() != dtype || !seen[i].same(params[i])) return false;
+    return true;
+  }
+  void make(at::TensorList params, std::string_view wanted) {
+    clear();
+    packed = call_pack(params, wanted);
+    for (const Tensor& p : params) seen.emplace_back(p);
+    spec = wanted;
+    dtype = params[0].scalar_type();
+    made_by = &kernels();
+    ++times;
+  }
+  void clear() {
+    packed = Tensor();
+    seen.clear();
+  }
+};
+
+PyObject* pack_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* self = reinterpret_cast<Pack*>(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  new (&self->packed) Tensor();
+  new (&self->seen) std::vector<Seen>();
+  new (&self->spec) std::string();
+  self->made_by = nullptr;
+  self->times = 0;
+  return reinterpret_cast<PyObject*>(self);
+}
+void pack_free(PyObject* object) {
+  auto* self = reinterpret_cast<Pack*>(object);
+  self->packed.~Tensor();
+  self->seen.~vector();
+  self->spec.~basic_string();
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+PyObject* pack_clear(PyObject* self, PyObject*) {
+  reinterpret_cast<Pack*>(self)->clear();
+  Py_RETURN_NONE;
+}
+PyObject* pack_nbytes(PyObject* self, void*) {
+  const Tensor& packed = reinterpret_cast<Pack*>(self)->packed;
+  return PyLong_FromLongLong(packed.defined() ? packed.numel() : 0);
+}
+PyObject* pack_times(PyObject* self, void*) {
+  return PyLong_FromLongLong(reinterpret_cast<Pack*>(self)->times);
+}
+PyMethodDef pack_methods[] = {
+    {"clear", pack_clear, METH_NOARGS, "Drop the packed copy; the next call makes it anew."},
+    {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef pack_getset[] = {
+    {"nbytes", pack_nbytes, nullptr, "Memory of the packed copy, in bytes.", nullptr},
+    {"times", pack_times, nullptr, "How often a copy was made.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyType_Slot pack_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(pack_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(pack_free)},
+    {Py_tp_methods, pack_methods},
+    {Py_tp_getset, pack_getset},
+    {Py_tp_doc,
+     const_cast<char*>("A packed copy of a chain's weights; made and checked by forward().")},
+    {0, nullptr}};
+PyType_Spec pack_spec = {"torchweld._C.Pack", sizeof(Pack), 0, Py_TPFLAGS_DEFAULT, pack_slots};
+PyTypeObject* pack_type = nullptr;
+
+// ---- forward ----
+
+struct Names {
+  PyObject *parameters, *weight, *bias, *forward;
+  PyObject* hooks[4];
+} names;
+PyTypeObject* linear_type = nullptr;  // nn.Linear
+
+// The instance dictionary of a plain nn.Linear without hooks or a forward of its own; else null.
+PyObject* plain_linear(PyObject* child) {
+  if (Py_TYPE(child) != linear_type) return nullptr;
+  PyObject** slot = _PyObject_GetDictPtr(child);
+  if (!slot || !*slot || PyDict_GetItem(*slot, names.forward)) return nullptr;
+  for (PyObject* hook : names.hooks) {
+    PyObject* registered = PyDict_GetItem(*slot, hook);
+    if (!registered || !PyDict_Check(registered) || PyDict_Size(registered) != 0) return nullptr;
+  }
+  return *slot;
+}
+
+// Appends the weight, and the bias if there is one; false for anything out of the ordinary.
+bool append_parameters(PyObject* child, c10::SmallVectorImpl<Tensor>& params) {
+  PyObject* dict = plain_linear(child);
+  PyObject* own = dict ? PyDict_GetItem(dict, names.parameters) : nullptr;
+  if (!own || !PyDict_Check(own)) return false;
+  for (PyObject* name : {names.weight, names.bias}) {
+    PyObject* p = PyDict_GetItem(own, name);
+    if (p == Py_None) continue;
+    if (!p || !THPVariable_CheckExact(p)) return false;
+    params.push_back(THPVariable_Unpack(p));
+  }
+  return true;
+}
+
+// Nothing is watching or transforming the call: no mode, tracer, autocast or functorch level.
+bool undisturbed() {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const auto usual = c10::default_included_set;
+  return (local.included_ | usual) == usual && !torch::jit::tracer::isTracing() &&
+         !at::autocast::is_autocast_enabled(at::kCPU);
+}
+bool packable(const Tensor& t) {
+  return t.device().is_cpu() && t.layout() == at::kStrided &&
+         !t.key_set().has_any(
+             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                  c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
+}
+
+// forward(modules, names, spec, x, pack): the chain over the children `names` (a tuple of strings) of
+// `modules`; None if the caller has to do it. `pack` is a Pack, or None where packing is not wanted.
+PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5 || !PyDict_Check(args[0]) || !PyTuple_Check(args[1]) ||
+      !PyUnicode_Check(args[2])) {
+    PyErr_SetString(PyExc_TypeError, "forward(modules: dict, names: tuple, spec: str, x, pack)");
+    return nullptr;
+  }
+  if (!THPVariable_CheckExact(args[3]) || at::impl::torch_function_mode_enabled()) Py_RETURN_NONE;
+  c10::SmallVector<Tensor, 6> params;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
+    PyObject* child = PyDict_GetItem(args[0], PyTuple_GET_ITEM(args[1], i));
+    if (!child || !append_parameters(child, params)) Py_RETURN_NONE;
+  }
+  return guarded([&]() -> PyObject* {
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(args[2], &length);
+    if (!text) return nullptr;
+    const std::string_view spec(text, size_t(length));
+    size_t wanted = 0;
+    for (const auto& layer : torchweld::parse_spec(spec)) wanted += size_t(layer.tensors());
+    if (wanted != params.size()) Py_RETURN_NONE;  // a bias came or went
+    const Tensor& x = THPVariable_Unpack(args[3]);
+    Tensor packed;
+    if (args[4] != Py_None && Py_TYPE(args[4]) == pack_type && !at::GradMode::is_enabled() &&
+        undisturbed() && packable(x) && !x._fw_grad(0).defined() &&
+        std::all_of(params.begin(), params.end(), packable)) {
+      auto* pack = reinterpret_cast<Pack*>(args[4]);
+      if (!pack->fresh(params, spec)) pack->make(params, spec);
+      packed = pack->packed;  // a reference of our own: another thread may replace it
+    }
+    Tensor y;
+    {
+      pybind11::gil_scoped_release unlocked;
+      y = packed.defined() ? call_packed(x, packed, spec) : call_chain(x, params, spec);
+    }
+    return THPVariable_Wrap(std::move(y));
+  });
+}
+
+// ---- facts ----
+
+PyObject* isas(PyObject*, PyObject*) {
+  torchweld::IsaState states[8];
+  const int n = torchweld::isa_states(states, 8);
+  PyObject* dict = PyDict_New();
+  for (int i = 0; dict && i < n; ++i) {
+    PyObject* pair = Py_BuildValue("(OO)", states[i].built ? Py_True : Py_False,
+                                   states[i].supported ? Py_True : Py_False);
+    if (!pair || PyDict_SetItemString(dict, states[i].name, pair) < 0) Py_CLEAR(dict);
+    Py_XDECREF(pair);
+  }
+  return dict;
+}
+PyObject* isa(PyObject*, PyObject*) {
+  return guarded([] { return PyUnicode_FromString(kernels().isa); });
+}
+PyObject* choose_isa(PyObject*, PyObject* name) {
+  return guarded([&]() -> PyObject* {
+    const char* text = PyUnicode_AsUTF8(name);
+    if (!text) return nullptr;
+    torchweld::choose_isa(text);
+    Py_RETURN_NONE;
+  });
+}
+PyObject* last_run(PyObject*, PyObject*) {
+  const torchweld::Run& run = torchweld::last_run();
+  return Py_BuildValue("{s:s,s:s,s:s,s:i,s:L,s:K}", "isa", run.isa, "weights", run.weights,
+                       "partition", run.partition, "threads", run.threads, "rows", (long long)run.M,
+                       "calls", (unsigned long long)run.calls);
+}
+PyObject* probe_fma(PyObject*, PyObject* args) {
+  const char* name;
+  int threads;
+  double seconds;
+  if (!PyArg_ParseTuple(args, "sid", &name, &threads, &seconds)) return nullptr;
+  static const std::pair<const char*, torchweld::DType> types[] = {
+      {"float32", torchweld::DType::f32},
+      {"bfloat16", torchweld::DType::bf16},
+      {"float16", torchweld::DType::f16},
+      {"float64", torchweld::DType::f64}};
+  for (const auto& [known, dtype] : types)
+    if (!std::strcmp(name, known))
+      return guarded([&, dtype = dtype] {
+        return PyFloat_FromDouble(kernels().probe_fma(dtype, threads, seconds));
+      });
+  return PyErr_Format(PyExc_ValueError,
+                      "unknown dtype %s; allowed: float32 bfloat16 float16 float64", name);
+}
+PyObject* probe_read(PyObject*, PyObject* args) {
+  Py_ssize_t bytes;
+  int threads;
+  double seconds;
+  if (!PyArg_ParseTuple(args, "nid", &bytes, &threads, &seconds)) return nullptr;
+  return guarded(
+      [&] { return PyFloat_FromDouble(kernels().probe_read(size_t(bytes), threads, seconds)); });
+}
+
+PyMethodDef methods[] = {
+    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL,
+     "forward(modules, names, spec, x, pack) -> Tensor | None"},
+    {"isas", isas, METH_NOARGS, "{name: (built, supported)}"},
+    {"isa", isa, METH_NOARGS, "The instruction set in use."},
+    {"choose_isa", choose_isa, METH_O, "Use another instruction set; '' for the best."},
+    {"last_run", last_run, METH_NOARGS, "How this thread's last call was carried out."},
+    {"probe_fma", probe_fma, METH_VARARGS, "probe_fma(dtype, threads, seconds) -> GFLOP/s"},
+    {"probe_read", probe_read, METH_VARARGS, "probe_read(bytes, threads, seconds) -> GB/s"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module_def = {PyModuleDef_HEAD_INIT,
+                          "torchweld._C",
+                          nullptr,
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__C() {
+  PyObject* nn = PyImport_ImportModule("torch.nn");
+  if (!nn) return nullptr;
+  linear_type = reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(nn, "Linear"));
+  Py_DECREF(nn);
+  if (!linear_type) return nullptr;
+  names = {PyUnicode_InternFromString("_parameters"),
+           PyUnicode_InternFromString("weight"),
+           PyUnicode_InternFromString("bias"),
+           PyUnicode_InternFromString("forward"),
+           {PyUnicode_InternFromString("_forward_hooks"),
+            PyUnicode_InternFromString("_forward_pre_hooks"),
+            PyUnicode_InternFromString("_backward_hooks"),
+            PyUnicode_InternFromString("_backward_pre_hooks")}};
+
+  pack_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&pack_spec));
+  if (!pack_type) return nullptr;
+  PyObject* module = PyModule_Create(&module_def);
+  if (!module) return nullptr;
+  if (PyModule_AddObjectRef(module, "Pack", reinterpret_cast<PyObject*>(pack_type)) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

@@ -1,0 +1,265 @@
+"""Builds `torchweld._C` against the installed torch; everything else stands in pyproject.toml.
+
+In: `csrc/`, a C++ compiler and an importable torch. Out: the extension module and, beside it,
+`_build_info.json`, which says what was built, with what and for which torch, or why nothing was.
+`torchweld.hardware` reads that file before anything tries to load the extension.
+
+The kernels know nothing of torch and are compiled once per instruction set. Objects are kept in
+`build/` by torch version; one is compiled again only when its command or a file it read changed.
+
+Environment: `CXX` names the compiler, `CXXFLAGS` and `LDFLAGS` are appended, `TORCHWELD_NO_EXT=1`
+leaves the compiled part out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, PlatformError
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "src" / "torchweld"
+
+# The one list of what the kernels are compiled for. A binary carries all of its machine's sets and
+# picks at load, so nothing here may depend on the CPU that happens to build.
+ISA_FLAGS: dict[str, dict[str, list[str]]] = {
+    "x86_64": {
+        "baseline": [],
+        "avx2": ["-mavx2", "-mfma", "-mf16c"],
+        "avx512": [
+            *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+            "-mprefer-vector-width=512",
+        ],
+    },
+    "aarch64": {"neon": ["-march=armv8-a"]},
+}
+OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
+
+KERNEL_SOURCES = ["kernels/kernels.cpp"]
+PLAIN_SOURCES = ["kernels/dispatch.cpp"]
+TORCH_SOURCES = ["ops.cpp", "python.cpp"]
+
+COMMON_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# Kernels never read errno or floating-point traps; without these two flags GCC keeps scalar paths.
+KERNEL_FLAGS = ["-std=c++17", "-fno-math-errno", "-fno-trapping-math"]
+# CPython's own idiom leaves most fields of a type to be zero.
+TORCH_FLAGS = ["-std=c++20", "-DTORCH_EXTENSION_NAME=_C", "-Wno-missing-field-initializers"]
+OPENMP_FLAGS = ["-Xpreprocessor", "-fopenmp"] if sys.platform == "darwin" else ["-fopenmp"]
+# OpenMP is compiled in but not linked: its symbols then come from the runtime that torch loaded,
+# under whatever file name the wheel ships it, and there is never a second thread pool.
+LINK_FLAGS = (
+    ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
+)
+
+
+def isa_flags(machine: str) -> dict[str, list[str]]:
+    """Instruction sets to build for a `platform.machine()`, each with its compiler flags."""
+    name = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
+    return ISA_FLAGS.get(name, OTHER_MACHINE)
+
+
+def find_compiler() -> list[str] | None:
+    """The C++ compiler's command, or None when the machine has none."""
+    named = os.environ.get("CXX")
+    if named:
+        command = shlex.split(named)
+        if shutil.which(command[0]) is None:
+            raise PlatformError(
+                f"CXX={named!r}: no such program; name a C++ compiler, or unset CXX to use g++, "
+                "clang++ or c++ from PATH"
+            )
+        return command
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name) is not None:
+            return [name]
+    return None
+
+
+def first_line(command: list[str]) -> str:
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not done.stdout.strip():
+        raise CompileError(
+            f"`{shlex.join(command)} --version` failed with exit code {done.returncode}: "
+            f"{done.stderr.strip() or 'no message'}"
+        )
+    return done.stdout.splitlines()[0]
+
+
+def source_hash() -> str:
+    """One short hash of everything the compiled part is made of, flags included."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in [*sorted(CSRC.rglob("*")), PACKAGE / "schemas.inc"]:
+        if path.suffix in {".h", ".cpp", ".inc"} and path.is_file():
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def is_current(target: Path, command: list[str]) -> bool:
+    """Whether `target` was made by this very command from files that have not changed since."""
+    record, depfile = target.with_suffix(".cmd"), target.with_suffix(".d")
+    if not (target.exists() and record.exists() and depfile.exists()):
+        return False
+    if record.read_text() != shlex.join(command):
+        return False
+    listed = depfile.read_text().replace("\\\n", " ").partition(":")[2].replace("\\ ", "\0")
+    inputs = [Path(name.replace("\0", " ")) for name in listed.split()]
+    made = target.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= made for path in inputs)
+
+
+def run_compiler(command: list[str], what: str) -> None:
+    print(f"torchweld: {what}", flush=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CompileError(
+            f"{what} failed with exit code {done.returncode}. To install without the compiled "
+            f"part, set TORCHWELD_NO_EXT=1. The command was:\n{shlex.join(command)}\n"
+            f"The compiler said:\n{done.stderr}"
+        )
+    if done.stderr:
+        print(done.stderr, file=sys.stderr, flush=True)
+
+
+def compile_object(command: list[str], source: Path, target: Path, what: str) -> None:
+    command = [*command, "-c", str(source), "-o", str(target)]
+    if is_current(target, command):
+        return
+    record = target.with_suffix(".cmd")
+    record.unlink(missing_ok=True)
+    run_compiler([*command, "-MD", "-MF", str(target.with_suffix(".d"))], f"compiling {what}")
+    record.write_text(shlex.join(command))
+
+
+def build_extension(torch: Any, compiler: list[str], objects_dir: Path, module: Path) -> None:
+    """Compile every object that is out of date, two or more at a time, and link `module`."""
+    extra = shlex.split(os.environ.get("CXXFLAGS", ""))
+    base = [*compiler, *COMMON_FLAGS, *OPENMP_FLAGS, f"-I{CSRC}", f"-I{PACKAGE}"]
+    isas = isa_flags(platform.machine())
+    have = [f"-DTORCHWELD_HAVE_{isa}=1" for isa in isas]
+    torch_root = Path(torch.__file__).parent
+    # -isystem: warnings in torch's and Python's headers are not ours to mend.
+    torch_flags = [
+        *TORCH_FLAGS,
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *("-isystem", str(torch_root / "include")),
+        *("-isystem", str(torch_root / "include" / "torch" / "csrc" / "api" / "include")),
+        *("-isystem", sysconfig.get_path("include")),
+    ]
+
+    # The torch files take longest, so they start first.
+    jobs: list[tuple[list[str], Path, Path, str]] = []
+    for name in TORCH_SOURCES:
+        target = objects_dir / f"{Path(name).stem}.o"
+        jobs.append(([*base, *torch_flags, *have, *extra], CSRC / name, target, name))
+    for name in KERNEL_SOURCES:
+        for isa, flags in isas.items():
+            command = [*base, *KERNEL_FLAGS, *flags, f"-DTORCHWELD_ISA={isa}", *extra]
+            target = objects_dir / f"{Path(name).stem}.{isa}.o"
+            jobs.append((command, CSRC / name, target, f"{name} for {isa}"))
+    for name in PLAIN_SOURCES:
+        target = objects_dir / f"{Path(name).stem}.o"
+        jobs.append(([*base, *KERNEL_FLAGS, *have, *extra], CSRC / name, target, name))
+
+    objects_dir.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as pool:
+        waiting = [pool.submit(compile_object, *job) for job in jobs]
+        try:
+            for job in waiting:
+                job.result()
+        except CompileError:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+    module.parent.mkdir(parents=True, exist_ok=True)
+    # Linked beside and renamed, so that a process that has the old module mapped keeps it whole.
+    fresh = module.with_name(module.name + ".new")
+    libraries = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    command = [
+        *(*compiler, *LINK_FLAGS, *(str(job[2]) for job in jobs), "-o", str(fresh)),
+        *(f"-L{torch_root / 'lib'}", *libraries, *shlex.split(os.environ.get("LDFLAGS", ""))),
+    ]
+    run_compiler(command, f"linking {module.name}")
+    fresh.replace(module)
+
+
+class BuildTorchweld(build_ext):
+    """`build_ext` for the one extension there is: builds it, or records why it was left out."""
+
+    def module_path(self) -> Path:
+        folder = PACKAGE if self.inplace else Path(self.build_lib) / "torchweld"
+        return folder / ("_C" + sysconfig.get_config_var("EXT_SUFFIX"))
+
+    def run(self) -> None:
+        module = self.module_path()
+        info = self.build_or_explain(module)
+        module.parent.mkdir(parents=True, exist_ok=True)
+        (module.parent / "_build_info.json").write_text(json.dumps(info, indent=2) + "\n")
+        if not info["built"]:
+            module.unlink(missing_ok=True)
+            print(f"torchweld: installing without the compiled part: {info['reason']}", flush=True)
+
+    def build_or_explain(self, module: Path) -> dict[str, Any]:
+        if os.environ.get("TORCHWELD_NO_EXT", "0") not in {"", "0"}:
+            return {"built": False, "reason": "TORCHWELD_NO_EXT was set when it was installed"}
+        compiler = find_compiler()
+        if compiler is None:
+            return {
+                "built": False,
+                "reason": "no C++ compiler was found when it was installed "
+                "(CXX, g++, clang++, c++ on PATH)",
+            }
+        try:
+            import torch
+        except ImportError as error:
+            raise PlatformError(
+                f"torchweld is compiled against the installed torch, and torch cannot be imported "
+                f"({error}): install torch first and use `pip install --no-build-isolation`"
+            ) from error
+        version = first_line(compiler)
+        key = f"torch{torch.__version__}-{sys.implementation.cache_tag}"
+        build_extension(torch, compiler, ROOT / "build" / key, module)
+        return {
+            "built": True,
+            "torch": torch.__version__,
+            "isas": list(isa_flags(platform.machine())),
+            "compiler": version,
+            "source_hash": source_hash(),
+        }
+
+    def get_outputs(self) -> list[str]:
+        module = self.module_path()
+        return [str(p) for p in (module, module.parent / "_build_info.json") if p.exists()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+class CleanBuild(build):
+    """`build` from an empty folder: a module deleted from src must not live on in the wheel."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+# Run as a script by pip and by hand; imported by tests for the table of instruction sets.
+if __name__ == "__main__":
+    setup(
+        ext_modules=[Extension("torchweld._C", sources=[])],
+        cmdclass={"build": CleanBuild, "build_ext": BuildTorchweld},
+    )

@@ -1,0 +1,57 @@
+"""The `torchweld` command: the list of verbs, and the one place where errors become exit codes.
+
+0: done. 1: a finding the user asked to fail on. 2: wrong usage, or it cannot be done here.
+130: interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from torchweld.cli.info import info
+from torchweld.errors import TorchweldError
+
+COMMANDS: tuple[click.Command, ...] = (info,)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: torchweld info",
+)
+@click.version_option(package_name="torchweld", message="torchweld %(version)s")
+def cli() -> None:
+    """Fused Linears and MLPs for PyTorch: the same numbers, in less time, and proof of both."""
+
+
+for command in COMMANDS:
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        code = cli.main(arguments, prog_name="torchweld", standalone_mode=False)
+        sys.stdout.flush()
+    except TorchweldError as error:
+        click.echo(f"torchweld: {error}", err=True)
+        return 2
+    except click.exceptions.Abort:
+        click.echo("torchweld: interrupted", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,354 @@
+"""What this machine is, what was built for it, and how fast it is at best.
+
+In: the operating system's word on the CPU, the installed torch, the record that the build left
+beside the extension. Out: plain dataclasses (`Hardware`, `BuildInfo`, `Peaks`), a `fingerprint`
+that changes when figures taken before no longer apply, and `build_problem`, the one place that
+decides whether the compiled part may be loaded. Nothing is measured unless asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchweld.cpuinfo import Caches, identify
+from torchweld.errors import BuildError, NotMeasuredError
+
+PACKAGE = Path(__file__).parent
+BUILD_INFO = PACKAGE / "_build_info.json"
+
+# The flags that decide which kernels can run, or that a reader of a benchmark wants to know.
+FLAGS_OF_INTEREST = (
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"),
+    *("asimd", "fphp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
+)
+
+PROBED_DTYPES = ("float32", "float64", "bfloat16", "float16")
+# Inside L1, L2, the L3 of most, and memory.
+WORKING_SETS_BYTES = (32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 256 * 2**20)
+PROBE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """This machine as the running process sees it."""
+
+    cpu_model: str
+    cpu_vendor: str | None
+    machine: str
+    instruction_sets: tuple[str, ...]
+    cores: int
+    cpus_allowed: int
+    threads: int
+    caches: Caches
+    memory_bytes: int | None
+    torch_version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildInfo:
+    """What the compiled part was made of, written by the build."""
+
+    torch: str
+    isas: tuple[str, ...]
+    compiler: str
+    source_hash: str
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def hardware() -> Hardware:
+    """This machine, and how many threads torch would use on it now."""
+    cpu, caches = identify()
+    logical = os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return Hardware(
+        cpu_model=cpu.model or platform.processor() or platform.machine(),
+        cpu_vendor=cpu.vendor,
+        machine=platform.machine(),
+        instruction_sets=tuple(flag for flag in FLAGS_OF_INTEREST if flag in cpu.flags),
+        cores=cpu.cores or logical,
+        cpus_allowed=len(affinity(0)) if affinity else logical,
+        threads=torch.get_num_threads(),
+        caches=caches,
+        memory_bytes=_memory_bytes(),
+        torch_version=torch.__version__,
+    )
+
+
+def _build_record() -> dict[str, Any]:
+    try:
+        record = json.loads(BUILD_INFO.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def build_info() -> BuildInfo | None:
+    """What the compiled part was built with; None when there is none."""
+    record = _build_record()
+    if not record.get("built"):
+        return None
+    return BuildInfo(
+        torch=record["torch"],
+        isas=tuple(record["isas"]),
+        compiler=record["compiler"],
+        source_hash=record["source_hash"],
+    )
+
+
+def rebuild_command() -> str:
+    """What to type to build the compiled part again, for the way torchweld was installed."""
+    source = PACKAGE.parent.parent
+    if (source / "setup.py").exists() and (source / "csrc").is_dir():
+        return f"make -C {source} setup  (or: pip install --no-build-isolation -e {source})"
+    return (
+        "pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <source>, "
+        "with the folder, archive or name torchweld was installed from as <source>"
+    )
+
+
+def build_problem() -> str | None:
+    """Why the compiled part cannot be used, in one sentence with the remedy; None if it can.
+
+    Decided from the build's record alone: an extension built for another torch may crash on load.
+    """
+    info = build_info()
+    if info is None:
+        reason = _build_record().get("reason", "it was not built")
+        return f"the compiled part is missing: {reason}; to build it: {rebuild_command()}"
+    if info.torch != torch.__version__:
+        return (
+            f"the compiled part was built for torch {info.torch}, but torch {torch.__version__} is "
+            f"installed; to rebuild it: {rebuild_command()}"
+        )
+    return None
+
+
+def compiled_part() -> ModuleType | None:
+    """`torchweld._C`, or None where `build_problem` says why not."""
+    if build_problem() is not None:
+        return None
+    try:
+        return importlib.import_module("torchweld._C")
+    except ImportError as error:
+        raise BuildError(
+            f"the compiled part cannot be loaded ({error}); to rebuild it: {rebuild_command()}"
+        ) from error
+
+
+def isa_states() -> dict[str, tuple[bool, bool]]:
+    """Instruction set -> (was built, this CPU has it); empty without a compiled part."""
+    compiled = compiled_part()
+    return {} if compiled is None else dict(compiled.isas())
+
+
+def isa_in_use() -> str | None:
+    """The instruction set whose kernels run, TORCHWELD_ISA heeded; None without a compiled part."""
+    compiled = compiled_part()
+    if compiled is None:
+        return None
+    try:
+        return str(compiled.isa())
+    except (RuntimeError, ValueError) as error:  # TORCHWELD_ISA names what cannot run here
+        raise BuildError(str(error)) from error
+
+
+def fingerprint() -> str:
+    """Twelve hex digits: the same as long as a figure measured here before still applies."""
+    here = hardware()
+    build = build_info()
+    parts = (
+        here.cpu_model,
+        str(isa_in_use()),
+        here.torch_version,
+        str(here.threads),
+        build.source_hash if build is not None and build_problem() is None else "none",
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FmaPeak:
+    """Multiply-adds, two operations each; 16-bit types are widened and computed in fp32."""
+
+    dtype: str
+    threads: int
+    gflops: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPeak:
+    """Bytes read from a working set that all threads share out among themselves."""
+
+    working_set_bytes: int
+    threads: int
+    gbps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """The most this machine was seen to do, in the best of many short rounds."""
+
+    fingerprint: str
+    method: str
+    fma: tuple[FmaPeak, ...]
+    read: tuple[ReadPeak, ...]
+
+    def fma_gflops(self, dtype: str, threads: int) -> float | None:
+        """The rate for `dtype` ("float32") at `threads`; None if that was not measured."""
+        return next((p.gflops for p in self.fma if (p.dtype, p.threads) == (dtype, threads)), None)
+
+    def read_gbps(self, working_set_bytes: int, threads: int) -> float | None:
+        """The rate at the smallest measured working set that is no smaller, else at the largest."""
+        rows = sorted(
+            (p for p in self.read if p.threads == threads), key=lambda p: p.working_set_bytes
+        )
+        if not rows:
+            return None
+        return next((p for p in rows if p.working_set_bytes >= working_set_bytes), rows[-1]).gbps
+
+    @staticmethod
+    def from_json(text: str) -> Peaks:
+        """The opposite of `json.dumps(asdict(peaks))`; raises ValueError for anything else."""
+        try:
+            data = json.loads(text)
+            return Peaks(
+                fingerprint=str(data["fingerprint"]),
+                method=str(data["method"]),
+                fma=tuple(
+                    FmaPeak(
+                        dtype=str(row["dtype"]),
+                        threads=int(row["threads"]),
+                        gflops=float(row["gflops"]),
+                    )
+                    for row in data["fma"]
+                ),
+                read=tuple(
+                    ReadPeak(
+                        working_set_bytes=int(row["working_set_bytes"]),
+                        threads=int(row["threads"]),
+                        gbps=float(row["gbps"]),
+                    )
+                    for row in data["read"]
+                ),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a record of peaks: {error!r}") from error
+
+
+def cache_dir() -> Path:
+    """Where figures measured on this machine are kept for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchweld"
+
+
+def peaks(measure: bool = False) -> Peaks | None:
+    """The peaks measured on this machine as it is set up now; None if that was never done.
+
+    `measure=True` measures now (about three seconds) and keeps the result for later calls. A cache
+    that cannot be read, or belongs to another set-up, counts as none. Raises NotMeasuredError where
+    the figures cannot be right.
+    """
+    key = fingerprint()
+    path = cache_dir() / f"peaks-{key}.json"
+    if measure:
+        found = _measure_peaks(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Written aside and renamed, so that a reader never sees half a file.
+            fresh = path.with_name(f"{path.name}.{os.getpid()}")
+            fresh.write_text(json.dumps(asdict(found), indent=2) + "\n")
+            fresh.replace(path)
+        except OSError as error:
+            warnings.warn(
+                f"the measured peaks are not kept for later: {error}; set XDG_CACHE_HOME to a "
+                "folder that can be written",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return found
+    try:
+        kept = Peaks.from_json(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return kept if kept.fingerprint == key else None
+
+
+def _measure_peaks(key: str) -> Peaks:
+    compiled = compiled_part()
+    if compiled is None:
+        method = "torch.mm and torch.sum, the cost of a call included"
+        fma_gflops, read_gbps = _fma_gflops_by_torch, _read_gbps_by_torch
+    else:
+        method = f"torchweld's own loops, {compiled.isa()}"
+        fma_gflops, read_gbps = compiled.probe_fma, compiled.probe_read
+    all_threads = torch.get_num_threads()
+    teams = sorted({1, all_threads})
+    try:
+        found = Peaks(
+            fingerprint=key,
+            method=method,
+            fma=tuple(
+                FmaPeak(dtype=dtype, threads=n, gflops=fma_gflops(dtype, n, PROBE_SECONDS))
+                for dtype in PROBED_DTYPES
+                for n in teams
+            ),
+            read=tuple(
+                ReadPeak(working_set_bytes=size, threads=n, gbps=read_gbps(size, n, PROBE_SECONDS))
+                for size in WORKING_SETS_BYTES
+                for n in teams
+            ),
+        )
+    finally:
+        torch.set_num_threads(all_threads)
+    one, team = (found.fma_gflops("float32", n) or 0.0 for n in (1, all_threads))
+    if team < 0.9 * one:
+        raise NotMeasuredError(
+            f"{all_threads} threads reached {team:.0f} GFLOP/s where one alone reached {one:.0f}: "
+            f"the machine is busy, or this process may not use {all_threads} CPUs; try again when "
+            "it is idle, or set OMP_NUM_THREADS to the CPUs it may use"
+        )
+    return found
+
+
+def _least_seconds(run: Callable[[], object], seconds: float) -> float:
+    run()
+    least, end, rounds = float("inf"), time.perf_counter() + seconds, 0
+    while rounds < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        least = min(least, time.perf_counter() - start)
+        rounds += 1
+    return least
+
+
+def _fma_gflops_by_torch(dtype: str, threads: int, seconds: float) -> float:
+    torch.set_num_threads(threads)
+    size = 512
+    square = torch.ones(size, size, dtype=getattr(torch, dtype))
+    out = torch.empty_like(square)
+    return 2e-9 * size**3 / _least_seconds(lambda: torch.mm(square, square, out=out), seconds)
+
+
+def _read_gbps_by_torch(working_set_bytes: int, threads: int, seconds: float) -> float:
+    torch.set_num_threads(threads)
+    data = torch.ones(working_set_bytes // 4, dtype=torch.float32)
+    return 1e-9 * working_set_bytes / _least_seconds(data.sum, seconds)

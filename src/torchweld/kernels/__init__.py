@@ -1,0 +1,1 @@
+"""Backends: one block, several implementations."""

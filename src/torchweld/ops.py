@@ -1,0 +1,56 @@
+"""`torch.ops.torchweld`: the compiled ops, or the same schemas registered from Python.
+
+Importing this module makes the ops exist. `compiled` is the extension, or None; `problem` says in one
+sentence why there is none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweld import hardware
+from torchweld.blocks import parse_spec
+from torchweld.errors import BuildError
+
+_registered: list[torch.library.Library] = []  # alive as long as the process
+
+
+def _load() -> tuple[Any, str | None]:
+    problem = hardware.build_problem()
+    if problem is None:
+        return importlib.import_module("torchweld._C"), None
+    if hardware.build_info() is not None:  # built once, but not for this torch
+        warnings.warn(f"torchweld runs without its kernels: {problem}", stacklevel=3)
+    _register_from_python()
+    return None, problem
+
+
+def _register_from_python() -> None:
+    from torchweld.kernels import reference
+
+    def chain(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+        return reference.chain(x, params, parse_spec(spec))
+
+    def group(x: Tensor, params: list[Tensor], spec: str) -> list[Tensor]:
+        return reference.group(x, params, parse_spec(spec))
+
+    def needs_kernels(*_: object) -> Tensor:
+        raise BuildError(f"packed weights need torchweld's kernels: {hardware.build_problem()}")
+
+    library = torch.library.Library("torchweld", "DEF")
+    lines = (Path(__file__).parent / "schemas.inc").read_text().splitlines()
+    for schema in lines[1:-1]:  # the first and last are C++'s quotes
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        name = schema.partition("(")[0]
+        body = {"chain": chain, "group": group}.get(name, needs_kernels)
+        library.impl(name, body, "CompositeImplicitAutograd")
+    _registered.append(library)
+
+
+compiled, problem = _load()

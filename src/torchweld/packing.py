@@ -1,0 +1,38 @@
+"""Packed copies of weights: whether there are any, how much they cost, and making them anew.
+
+A module that packs keeps a `Pack`. The copy exists for inference only: it is made by the first call in
+eval mode with gradients off, is dropped by `train()`, and is compared at every call with the weights as
+they are: the same storage, version counter, shape and strides, and a sample of 16 elements of each
+tensor. What escapes all of these is an edit of few elements behind autograd's back (`w.data[0, 0] = 1`,
+a write through numpy); after one, call `repack`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from torchweld import ops
+
+
+def new_pack() -> Any:
+    """An empty `Pack` to give to the compiled forward; None without compiled kernels."""
+    return None if ops.compiled is None else ops.compiled.Pack()
+
+
+def _packs(model: nn.Module) -> list[Any]:
+    found = (module.__dict__.get("_pack") for module in model.modules())
+    return [pack for pack in found if pack is not None]
+
+
+def repack(model: nn.Module) -> nn.Module:
+    """Forget every packed copy in `model`; the next call in inference makes them from the weights."""
+    for pack in _packs(model):
+        pack.clear()
+    return model
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Memory that packed copies in `model` take now, in bytes."""
+    return sum(int(pack.nbytes) for pack in _packs(model))
