@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all lint format bench-peers clean
+.PHONY: setup demo test test-all cross-tools lint format bench-peers clean
 
 setup: $(VENV)/.built
 
@@ -45,8 +45,14 @@ test: setup
 	$(BIN)/python -m pytest -q
 
 # What takes longer than the everyday suite should.
-test-all: test
+test-all: test cross-tools
 	$(BIN)/python -m pytest -q -m slow
+
+# NEON kernels are compiled for aarch64 and run under emulation.
+cross-tools:
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+	    g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user; }
 
 lint: setup
 	$(BIN)/ruff check .

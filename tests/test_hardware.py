@@ -255,6 +255,33 @@ def test_threads_slower_than_one_are_not_a_measurement(
     with pytest.raises(NotMeasuredError, match=r"2 threads reached 70 .* one alone reached 100"):
         hardware.peaks(measure=True)
     assert hardware.peaks() is None
+    assert not two_threads.exists()
+
+
+def test_a_slow_read_is_not_a_measurement_either(
+    two_threads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = fake_compiled()
+    slow.probe_read = lambda size, threads, seconds: 100.0 / threads
+    monkeypatch.setattr(hardware, "compiled_part", lambda: slow)
+    with pytest.raises(NotMeasuredError, match="2 threads reached 50 GB/s from 32768 bytes"):
+        hardware.peaks(measure=True)
+    assert not two_threads.exists()
+
+
+def test_a_disturbed_rate_is_taken_again(
+    two_threads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = iter([40.0, 60.0, 190.0])
+    disturbed = fake_compiled()
+    disturbed.probe_fma = lambda dtype, threads, seconds: (
+        100.0 if threads == 1 else next(rates, 200.0)
+    )
+    monkeypatch.setattr(hardware, "compiled_part", lambda: disturbed)
+    measured = hardware.peaks(measure=True)
+    assert measured is not None
+    assert measured.fma_gflops("float32", 2) == 190.0
+    assert two_threads.exists()
 
 
 def test_a_cache_in_the_way_of_a_file_warns_and_still_answers(two_threads: Path) -> None:

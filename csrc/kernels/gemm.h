@@ -42,41 +42,57 @@ constexpr int panels_at_once(int rows) {
                                          : 1);
 }
 
+template <class T>
+struct PanelJob {
+  using C = compute_t<T>;
+  const C* A;  // [rows, K]
+  int64_t lda;
+  const T* B;  // [K][kPanel], rows ldb apart; the next panel next_panel on
+  int64_t ldb, next_panel;
+  int64_t K;
+  C* out;  // [rows, panels * kPanel]
+  int64_t ldo;
+  bool accumulate;  // add to what is there
+  int64_t ahead, ahead_step;  // with step k, have B + ahead + k * ahead_step brought near
+};
+
 template <int MR, int NP, class T>
-__attribute__((noinline)) void panel_tile(const compute_t<T>* A, int64_t lda, const T* B,
-                                          int64_t ldb, int64_t next_panel, int64_t K,
-                                          compute_t<T>* out, int64_t ldo, bool accumulate) {
+__attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   using C = compute_t<T>;
   constexpr int L = kLanes<C>, NV = 2 * NP, kBases = (MR + 2) / 3;
+  constexpr int kLineElements = 64 / int(sizeof(T));
+  const int64_t lda = job.lda, ldb = job.ldb, ldo = job.ldo, next_panel = job.next_panel;
   Vec<C> sum[MR][NV];
-  if (accumulate) {
-    TW_UNROLL for (int i = 0; i < MR; ++i) TW_UNROLL
-      for (int v = 0; v < NV; ++v) sum[i][v] = load(out + i * ldo + v * L);
+  if (job.accumulate) {
+    TW_UNROLL for (int i = 0; i < MR; ++i)
+      TW_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = load(job.out + i * ldo + v * L);
   } else {
-    TW_UNROLL for (int i = 0; i < MR; ++i) TW_UNROLL
-      for (int v = 0; v < NV; ++v) sum[i][v] = Vec<C>{};
+    TW_UNROLL for (int i = 0; i < MR; ++i)
+      TW_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = Vec<C>{};
   }
   // One pointer for three rows: 12 pointers would not fit the general registers.
   const C* a[kBases];
-  TW_UNROLL for (int b = 0; b < kBases; ++b)
-    a[b] = A + 3 * b * lda;
-  for (int64_t k = 0; k < K; ++k) {
+  TW_UNROLL for (int b = 0; b < kBases; ++b) a[b] = job.A + 3 * b * lda;
+  const T* B = job.B;
+  const T* ahead = job.B + job.ahead;
+  for (int64_t k = 0; k < job.K; ++k) {
     Vec<C> w[NV];
     TW_UNROLL for (int p = 0; p < NP; ++p) {
       w[2 * p] = load(B + p * next_panel);
       w[2 * p + 1] = load(B + p * next_panel + L);
+      TW_UNROLL for (int e = 0; e < 2 * L; e += kLineElements)
+        __builtin_prefetch(ahead + p * next_panel + e);
     }
     TW_UNROLL for (int i = 0; i < MR; ++i) {
       const Vec<C> x = splat(a[i / 3][(i % 3) * lda]);
-      TW_UNROLL for (int v = 0; v < NV; ++v)
-        sum[i][v] += x * w[v];
+      TW_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] += x * w[v];
     }
-    TW_UNROLL for (int b = 0; b < kBases; ++b)
-      ++a[b];
+    TW_UNROLL for (int b = 0; b < kBases; ++b) ++a[b];
     B += ldb;
+    ahead += job.ahead_step;
   }
-  TW_UNROLL for (int i = 0; i < MR; ++i) TW_UNROLL
-    for (int v = 0; v < NV; ++v) store(out + i * ldo + v * L, sum[i][v]);
+  TW_UNROLL for (int i = 0; i < MR; ++i)
+    TW_UNROLL for (int v = 0; v < NV; ++v) store(job.out + i * ldo + v * L, sum[i][v]);
 }
 
 // K counts whole registers but for the last, whose lanes beyond K are dropped from the weights. A must be
@@ -119,7 +135,7 @@ __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, cons
 template <class T>
 struct Tiles {
   using C = compute_t<T>;
-  using Panel = void (*)(const C*, int64_t, const T*, int64_t, int64_t, int64_t, C*, int64_t, bool);
+  using Panel = void (*)(const PanelJob<T>&);
   using Dot = void (*)(const C*, int64_t, const T*, int64_t, int64_t, const T*, C*, int64_t);
 
   // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows)

@@ -3,6 +3,7 @@
 // call whose weights are not packed.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "api.h"
 #include "gemm.h"
@@ -37,10 +38,48 @@ Column column_of(const Layer& layer, int64_t panel, int half) {
           std::clamp<int64_t>(layer.N - n0, 0, L)};
 }
 
+// The bits of kLanes elements, for moving them about.
+template <class T>
+struct Bits {
+  static constexpr int L = kLanes<compute_t<T>>;
+  using Int = std::conditional_t<sizeof(T) == 2, uint16_t,
+                                 std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+  typedef Int type __attribute__((vector_size(L * sizeof(T))));
+  typedef Int loose __attribute__((vector_size(L * sizeof(T)), aligned(sizeof(T)), may_alias));
+};
+
+// L x L elements: rows of `from` become columns of `to`. Interleaving the upper half of the rows with the
+// lower one log2(L) times is a transpose; each step is a shuffle of two registers.
+template <class T>
+TW_INLINE void transpose_block(const T* from, int64_t ld_from, T* to, int64_t ld_to) {
+  using V = typename Bits<T>::type;
+  using Loose = typename Bits<T>::loose;
+  constexpr int L = Bits<T>::L;
+  V low, high;
+  TW_UNROLL for (int i = 0; i < L; ++i) {
+    low[i] = (i % 2) * L + i / 2;
+    high[i] = (i % 2) * L + L / 2 + i / 2;
+  }
+  V row[L];
+  TW_UNROLL for (int i = 0; i < L; ++i)
+    row[i] = *reinterpret_cast<const Loose*>(from + i * ld_from);
+  TW_UNROLL for (int step = 1; step < L; step *= 2) {
+    V next[L];
+    TW_UNROLL for (int i = 0; i < L / 2; ++i) {
+      next[2 * i] = __builtin_shuffle(row[i], row[i + L / 2], low);
+      next[2 * i + 1] = __builtin_shuffle(row[i], row[i + L / 2], high);
+    }
+    TW_UNROLL for (int i = 0; i < L; ++i)
+      row[i] = next[i];
+  }
+  TW_UNROLL for (int i = 0; i < L; ++i)
+    *reinterpret_cast<Loose*>(to + i * ld_to) = row[i];
+}
+
 template <class T>
 void pack_panel(const Layer& layer, int64_t panel, int64_t k0, int64_t k1, T* out) {
   using C = compute_t<T>;
-  constexpr int L = kLanes<C>, kStep = 16;
+  constexpr int L = kLanes<C>;
   for (int half = 0; half < 2; ++half) {
     const Column c = column_of<C>(layer, panel, half);
     const int64_t sn = c.product->stride_n, sk = c.product->stride_k;
@@ -53,12 +92,11 @@ void pack_panel(const Layer& layer, int64_t panel, int64_t k0, int64_t k1, T* ou
         std::memcpy(&to[(k - k0) * 2 * L], &w[k * sk], size_t(c.valid) * sizeof(T));
       continue;
     }
-    // A transpose: 16 steps of k at a time, so that the lines written stay in L1.
-    for (int64_t k = k0; k < k1; k += kStep) {
-      const int64_t stop = std::min<int64_t>(k + kStep, k1);
-      for (int64_t j = 0; j < c.valid; ++j)
-        for (int64_t i = k; i < stop; ++i) to[(i - k0) * 2 * L + j] = w[j * sn + i * sk];
-    }
+    int64_t k = k0;
+    if (sk == 1 && c.valid == L)
+      for (; k + L <= k1; k += L) transpose_block(w + k, sn, to + (k - k0) * 2 * L, 2 * L);
+    for (int64_t j = 0; j < c.valid; ++j)
+      for (int64_t i = k; i < k1; ++i) to[(i - k0) * 2 * L + j] = w[j * sn + i * sk];
   }
 }
 

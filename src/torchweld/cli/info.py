@@ -109,7 +109,7 @@ def render(info: Info) -> Iterator[RenderableType]:
     facts.add_row("torch", here.torch_version)
     facts.add_row("CPU", f"{here.cpu_model}{vendor}, {here.machine}")
     facts.add_row("it has", " ".join(here.instruction_sets) or "unknown")
-    facts.add_row("cores", f"{here.cores}, of which {here.cpus_allowed} CPUs may be used here")
+    facts.add_row("cores", f"{here.cores} ({here.cpus_allowed} CPUs may be used here)")
     facts.add_row("threads", f"{here.threads} (torch.set_num_threads or OMP_NUM_THREADS)")
     caches = here.caches
     facts.add_row(

@@ -1,1 +1,90 @@
-"""Backends: one block, several implementations."""
+"""Backends: one block, several implementations, and the choice among them.
+
+`BACKENDS` is all there is, in the order of preference. `select` asks each for its reasons, then
+decides once: for the one asked for by name, or an UnsupportedError with every reason; else for the
+first that can, with the reasons of those passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torchweld.errors import BlockError, UnsupportedError
+from torchweld.kernels import cpu, fused_torch, reference
+from torchweld.kernels.base import Backend, Block, Runner, refusal_text
+from torchweld.names import known
+
+BACKENDS: tuple[Backend, ...] = (cpu.BACKEND, fused_torch.BACKEND, reference.BACKEND)
+
+__all__ = ["BACKENDS", "Backend", "Block", "Choice", "Refusal", "Runner", "select"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A backend that cannot serve, and all its reasons."""
+
+    backend: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {'; '.join(self.reasons)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The backend to use, and those before it that could not be."""
+
+    backend: Backend
+    passed_over: tuple[Refusal, ...]
+
+
+def select(
+    block: Block,
+    shapes: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    name: str | None = None,
+    mode: str | None = None,
+    backends: Sequence[Backend] = BACKENDS,
+) -> Choice:
+    """The backend for `block` on x of these shapes.
+
+    `mode` goes with `name`: modes are a backend's own.
+    """
+    if mode is not None and name is None:
+        raise UnsupportedError(
+            f"mode {mode!r} was asked for without a backend; name the backend it belongs to: "
+            + ", ".join(f"{b.name} ({', '.join(b.modes)})" for b in backends)
+        )
+    for shape in shapes:
+        if not shape or shape[-1] != block.K:
+            raise BlockError(
+                f"x has shape {list(shape)}; expected {block.K} features in its last dimension"
+            )
+    if name is not None:
+        known(name, [b.name for b in backends], "backend")
+    found = {}
+    for backend in backends:
+        wanted = mode if backend.name == name else None
+        found[backend.name] = tuple(
+            backend.unsupported_reasons(block, shapes, dtype, device, wanted)
+        )
+    refusals = {n: Refusal(backend=n, reasons=reasons) for n, reasons in found.items() if reasons}
+    usable = [b for b in backends if b.name not in refusals]
+    if name is not None:
+        if name in refusals:
+            others = ", ".join(b.name for b in usable)
+            remedy = f"these can: {others}" if others else "no other backend can either"
+            text = refusal_text(name, mode, block, refusals[name].reasons)
+            raise UnsupportedError(f"{text}\n{remedy}")
+        return Choice(backend=next(b for b in usable if b.name == name), passed_over=())
+    if not usable:
+        listed = "\n".join(f"  {refusal}" for refusal in refusals.values())
+        raise UnsupportedError(f"no backend can run {block}:\n{listed}")
+    order = [b.name for b in backends]
+    before = order[: order.index(usable[0].name)]
+    return Choice(backend=usable[0], passed_over=tuple(refusals[n] for n in before))

@@ -1,17 +1,27 @@
 """The specification: a chain or group in plain PyTorch, and the oracle when run in fp64.
 
-In: x `[..., K]`, the op's tensors and forms. Out: `[..., N]`, or one such for each member of a group.
+In: x `[..., K]`, the op's tensors and forms. Out: `[..., N]`, or one such for each member of a
+group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from torchweld.activations import ACTIVATIONS
 from torchweld.blocks import LayerForm, split_tensors
+from torchweld.kernels.base import (
+    Backend,
+    Block,
+    Runner,
+    check_build,
+    floating_reasons,
+    mode_of,
+)
 
 
 def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor]) -> Tensor:
@@ -20,7 +30,7 @@ def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor]) -> Tensor:
     for i in range(form.weights):
         weight = tensors[i * step]
         bias = tensors[i * step + 1] if form.bias else None
-        products.append(F.linear(x, weight.t() if form.transposed else weight, bias))
+        products.append(linear(x, weight.t() if form.transposed else weight, bias))
     act = ACTIVATIONS[form.activation].apply
     match form.gate:
         case "none":
@@ -44,3 +54,50 @@ def chain(x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm]) -> T
 
 def group(x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm]) -> list[Tensor]:
     return [layer(x, form, own) for form, own in split_tensors(forms, tensors)]
+
+
+def run(block: Block, x: Tensor, tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    """`block` on x, by the functions above."""
+    function = chain if block.kind == "chain" else group
+    return function(x, tensors, block.forms)
+
+
+class ReferenceRunner:
+    """`block` bound to `tensors`, which are read at every call."""
+
+    copied_bytes = 0
+
+    def __init__(self, block: Block, tensors: Sequence[Tensor]) -> None:
+        self._block = block
+        self._tensors = tuple(tensors)
+
+    def __call__(self, x: Tensor) -> Tensor | list[Tensor]:
+        return run(self._block, x, self._tensors)
+
+
+class ReferenceBackend:
+    """Plain PyTorch, as a model would be written: slow as eager, and always there."""
+
+    name = "reference"
+    modes = ("eager",)
+
+    def unavailable(self) -> list[str]:
+        return []
+
+    def unsupported_reasons(
+        self,
+        block: Block,
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        mode: str | None = None,
+    ) -> list[str]:
+        mode_of(self, mode)
+        return floating_reasons(dtype)
+
+    def build(self, block: Block, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
+        check_build(self, block, tensors, mode)
+        return ReferenceRunner(block, tensors)
+
+
+BACKEND: Backend = ReferenceBackend()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 20_000
+RESAMPLES = 10_000
 
 
 def log_ratios(seconds_RS: Floats, side: int, baseline: int = 0) -> Floats:
@@ -31,7 +31,8 @@ def median_interval(values: Floats, alpha: float, seed: int) -> tuple[float, flo
 
     It is the percentile bootstrap of the median over rounds, widened where needed to the interval
     of the sign test. The bootstrap alone is too narrow far out in the tails: with 20 rounds and
-    alpha 0.002 it misses in about 1 %. Without enough values for alpha it is (-inf, inf).
+    alpha 0.002 it missed in 0.6 % of 6,000 normal series. Without enough values for alpha it
+    is (-inf, inf).
     """
     low_rank, high_rank = sign_test_ranks(len(values), alpha)
     if low_rank < 0:

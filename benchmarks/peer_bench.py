@@ -1,0 +1,257 @@
+"""Measures the cells: verifies every runtime at a spot, then compares them, torchweld as baseline.
+
+`Bench.measure` takes a spot of the grid and gives a `Cell`. `Parked` is the proof that the runtimes
+which wait their turn do not disturb the one that runs.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from peer_grid import BLOCKS, FIXED, SEED, Block, Linear, Spot, takes_part
+from peer_processes import AfterSide, Stage, WorkerError, WorkerSide
+from peer_summary import Cell
+from torch import Tensor
+
+from torchweld.blocks import LayerForm
+from torchweld.errors import TorchweldError
+from torchweld.measuring import Comparison, Side, compare
+from torchweld.verification import judge, scales_of
+
+MIN_ROUNDS = 20
+PROBE_S = 0.2
+
+CHECK_BLOCK, CHECK_ROWS = BLOCKS[2], 32
+CHECK_WITHIN = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """A block's outputs in fp64, for as many rows as the grid has, and the scale of their sums.
+
+    Computed from the weights and inputs rounded to a dtype, as the runtimes get them.
+    """
+
+    outputs: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, block: Block, dtype: torch.dtype, rows: int) -> "Truth":
+        def rounded(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values).to(dtype)
+
+        def product(z: Tensor, own: Linear) -> Tensor:
+            bias = None if own.bias is None else rounded(own.bias).double()
+            return F.linear(z, rounded(own.weight).double(), bias)
+
+        activation = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}[block.activation]
+        x, linears = rounded(block.inputs(rows)), block.linears()
+        *hidden, last = linears
+        z = x.double()
+        if block.gated:
+            gate, up = hidden
+            z = activation(product(z, gate)) * product(z, up)
+        else:
+            for own in hidden:
+                z = activation(product(z, own))
+        pairs = [(own.weight, own.bias) for own in linears]
+        tensors = [rounded(array) for pair in pairs for array in pair if array is not None]
+        inner = LayerForm(
+            activation=block.activation,
+            bias=block.bias,
+            gate="separate" if block.gated else "none",
+        )
+        forms = [inner] * (len(block.sizes) - 2) + [LayerForm(bias=block.bias)]
+        scale = scales_of(x, tensors, forms).outputs[0]
+        return cls(outputs=product(z, last), scale=scale)
+
+    def judge(self, output: Tensor, eager: Tensor | None) -> str | None:
+        """What is wrong with an output by the numerical rule, or None.
+
+        Eager itself is judged beside the truth, rounded.
+        """
+        rows = len(output)
+        expected, scale = self.outputs[:rows], self.scale[:rows]
+        beside = expected.to(output.dtype) if eager is None else eager
+        return judge(output, beside, expected, scale).reason
+
+    def error(self, output: Tensor) -> float:
+        """The largest error over the rms of the outputs."""
+        expected = self.outputs[: len(output)]
+        if output.shape != expected.shape:
+            return math.inf
+        error = (output.double() - expected).abs().max() / expected.square().mean().sqrt()
+        return float(error.nan_to_num(nan=math.inf))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parked:
+    """Torch beside the others, parked, against torch alone: 1 is what it has to be.
+
+    alone_us:    eager's time before any other process was started
+    beside:      eager after all were idle, against eager right after each was driven
+    """
+
+    alone_us: float
+    beside: Mapping[str, Comparison]
+
+    def sentences(self) -> Iterator[str]:
+        for name, comparison in self.beside.items():
+            low, high = comparison.interval
+            if not (low > 0.0 and math.isfinite(high)):
+                yield f"eager right after {name}: not measured, {comparison.reason}"
+                continue
+            equal = abs(math.log(comparison.speedup)) < CHECK_WITHIN
+            word = "equal" if equal else "NOT EQUAL: do not trust the cells it took part in"
+            span = f"{1 / high:.3f} to {1 / low:.3f}"
+            ratio = 1.0 / comparison.speedup
+            yield f"eager right after {name}: {ratio:.3f} of its time alone ({span}), {word}"
+        now_us = [c.baseline_us for c in self.beside.values() if math.isfinite(c.baseline_us)]
+        if now_us:
+            ratio = statistics.median(now_us) / self.alone_us
+            yield (
+                f"eager with all others parked: {ratio:.3f} of its time before they were started "
+                f"({self.alone_us:.1f} µs); not paired, so the machine's drift is in it"
+            )
+
+
+class Bench:
+    """Measures spots, keeping what the workers have loaded for as long as it serves."""
+
+    def __init__(self, stage: Stage, seconds: float, spots: Sequence[Spot]) -> None:
+        self.stage, self.seconds, self.spots = stage, seconds, spots
+        self.peaks_gflops: list[float] = []
+        self._loaded: dict[str, tuple[Block, str]] = {}
+        self._prepared: dict[str, tuple[Block, str, int]] = {}
+        self._outputs: dict[str, Tensor] = {}
+        self._truth: tuple[tuple[Block, str], Truth] | None = None
+
+    def measure(self, spot: Spot) -> Cell:
+        names = [name for name in self.stage.workers if takes_part(name, spot)]
+        errors: dict[str, float] = {}
+        refused: dict[str, str] = {}
+        for name in ("eager", *(name for name in names if name != "eager")):
+            problem = self._problem(name, spot)
+            if problem is not None:
+                refused[name] = problem
+            if name in self._outputs:
+                errors[name] = self._truth_of(spot).error(self._outputs[name])
+        comparisons: dict[str, Comparison] = {}
+        if not refused.keys() & set(FIXED):
+            others = [name for name in names if name not in refused and name != "torchweld"]
+            try:
+                comparisons = self._compared(others, spot)
+            except TorchweldError as error:
+                refused["timing"] = str(error)
+        return Cell(
+            spot=spot,
+            comparisons=comparisons,
+            errors=errors,
+            refused=refused,
+            details={name: self._details(name) for name in names if name not in refused},
+        )
+
+    def probe_peak(self) -> None:
+        """Adds a figure of the FMA peak; the best of all is taken, for a share never too kind."""
+        self.peaks_gflops.append(self.stage.ask("torchweld", "fma_gflops", PROBE_S))
+
+    def eager_us(self) -> float:
+        """Eager alone at the spot of the parked check."""
+        self._prepare("eager", CHECK_BLOCK, "float32", CHECK_ROWS)
+        side, begun_s = WorkerSide(self.stage, "eager"), time.perf_counter()
+        found: list[float] = []
+        while len(found) < MIN_ROUNDS or time.perf_counter() - begun_s < self.seconds / 2:
+            found.append(side.time(2) / 2)
+        return statistics.median(found) * 1e6
+
+    def parked(self, alone_us: float) -> Parked:
+        """Whether a parked process costs the running one anything."""
+        names = [
+            name
+            for name in self.stage.workers
+            if self._can_prepare(name) and name != "eager"  # else the grid says why
+        ]
+        sides = [AfterSide(self.stage, "eager", name) for name in (None, *names)]
+        found = self._paired(sides, ["eager", *names])
+        return Parked(alone_us=alone_us, beside=found)
+
+    def _can_prepare(self, name: str) -> bool:
+        try:
+            self._prepare(name, CHECK_BLOCK, "float32", CHECK_ROWS)
+        except WorkerError:
+            return False
+        return True
+
+    def _compared(self, others: Sequence[str], spot: Spot) -> dict[str, Comparison]:
+        names = ["torchweld", *others]
+        sides = [WorkerSide(self.stage, name, spot.cold) for name in names]
+        found = self._paired(sides, names)
+        return {name: replace(comparison, cold=spot.cold) for name, comparison in found.items()}
+
+    def _paired(self, sides: Sequence[Side], names: Sequence[str]) -> dict[str, Comparison]:
+        """The first side against each other one, in the time that 20 rounds need at least."""
+        others = len(sides) - 1
+        if others < 1:
+            return {}
+        visits_s = 0.0
+        for side in (*sides, sides[0]):
+            side.time(1)
+            begun_s = time.perf_counter()
+            side.time(1)
+            visits_s += time.perf_counter() - begun_s
+        # A round visits everybody twice, once untimed; some of the time goes to the warm-up.
+        needed_s = 1.5 * MIN_ROUNDS * 2 * visits_s
+        found = compare(
+            *sides,
+            names=names,
+            min_rounds=MIN_ROUNDS,
+            budget_s=max(self.seconds, needed_s) / others,
+            seed=SEED,
+            threads=self.stage.threads,
+        )
+        results = found if isinstance(found, list) else [found]
+        return dict(zip(names[1:], results, strict=True))
+
+    def _problem(self, name: str, spot: Spot) -> str | None:
+        """Why a runtime cannot be timed at a spot: it cannot run there, or its output is wrong."""
+        try:
+            self._prepare(name, spot.block, spot.dtype, spot.rows)
+        except WorkerError as error:
+            return str(error)
+        eager = None if name == "eager" else self._outputs.get("eager")
+        reason = self._truth_of(spot).judge(self._outputs[name], eager)
+        return None if reason is None else f"wrong: {reason}"
+
+    def _prepare(self, name: str, block: Block, dtype: str, rows: int) -> None:
+        """Gets a worker ready, if it is not, and keeps its output."""
+        if self._prepared.get(name) == (block, dtype, rows):
+            return
+        self._prepared.pop(name, None)
+        self._outputs.pop(name, None)
+        if self._loaded.get(name) != (block, dtype):
+            self._loaded.pop(name, None)
+            self.stage.ask(name, "load", block, dtype)
+            self._loaded[name] = (block, dtype)
+        output = self.stage.ask(name, "prepare", rows)
+        self._outputs[name] = torch.from_numpy(output).to(getattr(torch, dtype))
+        self._prepared[name] = (block, dtype, rows)
+
+    def _truth_of(self, spot: Spot) -> Truth:
+        key = (spot.block, spot.dtype)
+        if self._truth is None or self._truth[0] != key or len(self._truth[1].scale) < spot.rows:
+            rows = max(other.rows for other in (spot, *self.spots) if other.block == spot.block)
+            self.stage.park_all()
+            self._truth = (key, Truth.of(spot.block, getattr(torch, spot.dtype), rows))
+        return self._truth[1]
+
+    def _details(self, name: str) -> dict[str, Any]:
+        try:
+            return dict(self.stage.ask(name, "details"))
+        except WorkerError as error:
+            return {"gone": str(error)}

@@ -1,0 +1,41 @@
+"""Settings of the whole suite: hypothesis profiles, and a process left as it was found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from torchweld import ops
+
+# The suite draws the same samples at every run. HYPOTHESIS_PROFILE=explore draws new ones, ten
+# times as many, and keeps what it finds in .hypothesis.
+SLOW_EXAMPLES_ARE_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "suite",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    print_blob=True,
+    suppress_health_check=SLOW_EXAMPLES_ARE_FINE,
+)
+settings.register_profile(
+    "explore", settings.get_profile("suite"), derandomize=False, max_examples=600
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+@pytest.fixture(autouse=True)
+def _same_process_afterwards() -> Iterator[None]:
+    """Threads, instruction set, gradient mode and seed are every test's own affair."""
+    threads = torch.get_num_threads()
+    isa = ops.compiled.isa() if ops.compiled is not None else None
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(True)
+    if isa is not None:
+        ops.compiled.choose_isa(isa)

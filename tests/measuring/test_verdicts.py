@@ -1,0 +1,112 @@
+"""Verdicts on log-ratios: every rule alone, and the error rate over all looks together."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchweld.measuring.statistics import Floats
+from torchweld.measuring.verdicts import ALPHA, EARLY_ALPHA, EARLY_LOOKS, LAST_ALPHA, judge
+
+
+def spread(centre: float, sigma: float, rounds: int = 100) -> Floats:
+    """Values whose median is `centre` exactly."""
+    half = np.abs(np.random.default_rng(0).standard_normal(rounds // 2)) * sigma
+    return centre + np.concatenate([half, -half])
+
+
+def verdict_of(ratios: Floats, control: Floats | None, **changed: Any) -> tuple[str, bool, str]:
+    options = {"threshold": 0.01, "precision": 0.02, "alpha": LAST_ALPHA, "seed": 0}
+    judgement = judge(ratios, control, **{**options, **changed})
+    return judgement.verdict, judgement.settled, judgement.reason
+
+
+QUIET = spread(0.0, 0.005)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"), [(0.05, "faster"), (-0.05, "slower"), (0.02, "faster"), (0.0, "same")]
+)
+def test_clear_cases(change: float, expected: str) -> None:
+    verdict, settled, reason = verdict_of(spread(change, 0.005), QUIET)
+    assert (verdict, settled) == (expected, True)
+    assert reason
+
+
+def test_a_sure_difference_below_the_threshold_is_the_same() -> None:
+    verdict, settled, reason = verdict_of(spread(0.006, 0.005), QUIET)
+    assert (verdict, settled) == ("same", True)
+    assert "below the threshold" in reason
+
+
+def test_a_wide_interval_is_not_the_same() -> None:
+    verdict, settled, reason = verdict_of(spread(0.0, 0.2), QUIET)
+    assert (verdict, settled) == ("not measured", False)
+    assert "too wide" in reason
+
+
+def test_a_difference_within_the_noise_of_the_baseline_is_not_measured() -> None:
+    ratios = spread(0.05, 0.005)
+    noisy = spread(0.0, 0.3)
+    verdict, settled, reason = verdict_of(ratios, noisy)
+    assert (verdict, settled) == ("not measured", False)
+    assert "baseline shows against itself" in reason
+    assert verdict_of(ratios, None)[0] == "faster"
+
+
+def test_a_baseline_that_differs_from_itself_is_not_measured() -> None:
+    verdict, settled, reason = verdict_of(spread(0.3, 0.005), spread(0.04, 0.005))
+    assert (verdict, settled) == ("not measured", False)
+    assert "differed from itself by 4.1%" in reason
+
+
+def test_a_control_off_by_less_than_matters_is_tolerated() -> None:
+    assert verdict_of(spread(0.05, 0.005), spread(0.003, 0.005))[0] == "faster"
+
+
+def test_a_sure_but_vague_difference_is_not_settled_early() -> None:
+    verdict, settled, _ = verdict_of(spread(0.5, 0.2), spread(0.0, 0.2))
+    assert (verdict, settled) == ("faster", False)
+
+
+def test_threshold_and_precision_are_the_callers() -> None:
+    ratios = spread(0.03, 0.005)
+    assert verdict_of(ratios, QUIET)[0] == "faster"
+    assert verdict_of(ratios, QUIET, threshold=0.05, precision=0.1)[0] == "same"
+
+
+def test_figures_are_those_of_the_rounds() -> None:
+    ratios = spread(0.05, 0.005)
+    judgement = judge(ratios, QUIET, threshold=0.01, precision=0.02, alpha=LAST_ALPHA, seed=0)
+    low, high = judgement.log_interval
+    assert judgement.log_speedup == float(np.median(ratios))
+    assert low < judgement.log_speedup < high
+    assert judgement.log_noise is not None
+    assert 0.0 < judgement.log_noise < 0.005
+
+
+def test_the_looks_share_the_chance_of_error() -> None:
+    assert EARLY_ALPHA * len(EARLY_LOOKS) + LAST_ALPHA == pytest.approx(ALPHA)
+    assert all(0.0 < look < 1.0 for look in EARLY_LOOKS)
+
+
+def test_all_looks_together_keep_the_error_rate() -> None:
+    """With no threshold and no control to help, the interval alone has to hold over every look."""
+    rng = np.random.default_rng(9)
+    runs, wrong = 400, 0
+    for number in range(runs):
+        ratios = 0.05 * rng.standard_t(2, 640)
+        for look in (*EARLY_LOOKS, 1.0):
+            judgement = judge(
+                ratios[: int(look * len(ratios))],
+                None,
+                threshold=1e-9,
+                precision=1e9,
+                alpha=LAST_ALPHA if look == 1.0 else EARLY_ALPHA,
+                seed=number,
+            )
+            if judgement.verdict in ("faster", "slower"):
+                wrong += 1
+                break
+    assert wrong <= ALPHA * runs + 3.0 * math.sqrt(ALPHA * runs)
