@@ -54,6 +54,10 @@ class Worker:
         )
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, command: str, *arguments: Any) -> Any:
         self.send(command, *arguments)
         return self.receive()
@@ -169,24 +173,20 @@ class WorkerSide:
 
 
 class AfterSide:
-    """`name`, timed right after `before` was driven and parked; None: after all have been idle.
+    """`name`, timed after `before` was driven and parked: at once, or when `gap_s` have passed.
 
-    What a pool that still ran would cost shows as the difference between the two.
+    The caches are in the same state either way, so what differs is a pool that still runs.
     """
 
-    GAP_S = 0.05
-
-    def __init__(self, stage: Stage, name: str, before: str | None) -> None:
-        self._stage, self._side, self._before = stage, WorkerSide(stage, name), before
+    def __init__(self, stage: Stage, name: str, before: str, gap_s: float) -> None:
+        self._stage, self._before, self._gap_s = stage, before, gap_s
+        self._side = WorkerSide(stage, name)
         self.preempted = False
 
     def time(self, calls: int) -> float:
-        if self._before is None:
-            self._stage.park_all()
-            time.sleep(self.GAP_S)
-        else:
-            self._stage.ask(self._before, "visit", calls, False)
-        self._side.time(1)  # the caches are the other's; that is not the question
+        self._stage.ask(self._before, "visit", calls, False)
+        self._stage.park_all()
+        time.sleep(self._gap_s)
         seconds = self._side.time(calls)
         self.preempted = self._side.preempted
         return seconds

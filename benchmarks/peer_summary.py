@@ -76,9 +76,9 @@ class Cell:
 
     @property
     def ratios(self) -> dict[str, Ratio]:
-        """Everybody who was timed beside torchweld and gave a number."""
+        """Everybody who was timed beside torchweld, in rounds enough for an interval."""
         found = {peer: self.ratio(peer) for peer in self.comparisons}
-        return {peer: ratio for peer, ratio in found.items() if math.isfinite(ratio.value)}
+        return {peer: ratio for peer, ratio in found.items() if ratio.measured}
 
     @property
     def best_peer(self) -> tuple[str, Ratio] | None:

@@ -120,12 +120,13 @@ def show(data: Mapping[str, Any], console: Console) -> int:
     lost = losses(cells)
     if not data["complete"]:
         console.print(f"[bold]interrupted: {len(cells)} of {data['planned']} cells[/bold]")
-    if lost:
-        console.print(f"[bold]lost in {len(lost)} of {len(cells)} cells:[/bold]")
-        for sentence in lost:
-            console.print(f"  {sentence}", highlight=False)
-    else:
-        console.print(f"no cell of {len(cells)} is lost to anybody")
+    known = sum(cell.best_peer is not None for cell in cells)
+    console.print(
+        f"[bold]lost in {len(lost)} of the {known} cells that were measured against everybody; "
+        f"{len(cells) - known} were not[/bold]"
+    )
+    for sentence in lost:
+        console.print(f"  {sentence}", highlight=False)
     console.print(f"too close to call, with somebody ahead in the median: {undecided(cells)} cells")
     verdicts = {figure.verdict for figure in found}
     return 1 if "missed" in verdicts else 2 if "not measured" in verdicts else 0

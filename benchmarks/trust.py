@@ -229,10 +229,14 @@ def run_case(case: Case, scale: float, seed: int, console: Console) -> Iterator[
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    result = Table(title="The paired comparison against known truth", box=box.SIMPLE_HEAD)
+    result = Table(
+        title="The paired comparison against known truth (times in s)",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     result.add_column("case", no_wrap=True)
     result.add_column("against", no_wrap=True)
-    for name in ("n", "right", "same", "unmeasured", "wrong", "median s", "most s"):
+    for name in ("n", "right", "same", "unmeasured", "wrong", "median", "longest"):
         result.add_column(name, justify="right")
     result.add_column("to keep", no_wrap=True)
     result.add_column("kept")
@@ -285,8 +289,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Is the paired comparison right about itself? Compares work with itself and "
         "with 5 %% and 2 %% more of it, and counts the verdicts. Exits 1 if a figure is missed.",
-        epilog="The default cases take about 15 minutes on a quiet machine with two cores, "
-        "--quick about 2; each of the others up to 15.",
+        epilog="The default cases take 15 to 20 minutes on a quiet machine with two cores, --quick "
+        "about 2, and twice that beside other work; the other two cases up to 15 each.",
     )
     parser.add_argument(
         "--case",

@@ -119,7 +119,7 @@ def blocks(
     most_rows: int = 768,
     plain: bool = False,
 ) -> Block:
-    """`group`: all layers take x, else each the one before. `plain`: contiguous weights."""
+    """`group`: all layers take x, else each the one before. `plain`: all contiguous."""
     dtype = draw(st.sampled_from(dtypes))
     forms = draw(st.lists(layer_forms(), min_size=1, max_size=most_layers))
     possible = [size for size in SIZES if size <= most_size]
@@ -140,7 +140,7 @@ def blocks(
         values = torch.randn(shape, generator=generator) * scale
         return LAYOUTS[layout](values.to(dtype))
 
-    x_layout = draw(layouts)
+    x_layout = "plain" if plain else draw(layouts)
     x = random((*leading, sizes[0]), gain, x_layout)
     tensors, about = [], [f"{list(x.shape)} {x_layout}"]
     for form, K, N in zip(

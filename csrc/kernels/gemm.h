@@ -52,7 +52,7 @@ struct PanelJob {
   int64_t K;
   C* out;  // [rows, panels * kPanel]
   int64_t ldo;
-  bool accumulate;  // add to what is there
+  bool accumulate;            // add to what is there
   int64_t ahead, ahead_step;  // with step k, have B + ahead + k * ahead_step brought near
 };
 
@@ -64,15 +64,17 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   const int64_t lda = job.lda, ldb = job.ldb, ldo = job.ldo, next_panel = job.next_panel;
   Vec<C> sum[MR][NV];
   if (job.accumulate) {
-    TW_UNROLL for (int i = 0; i < MR; ++i)
-      TW_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = load(job.out + i * ldo + v * L);
+    TW_UNROLL for (int i = 0; i < MR; ++i) {
+      TW_UNROLL for (int v = 0; v < NV; ++v) { sum[i][v] = load(job.out + i * ldo + v * L); }
+    }
   } else {
-    TW_UNROLL for (int i = 0; i < MR; ++i)
-      TW_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = Vec<C>{};
+    TW_UNROLL for (int i = 0; i < MR; ++i) {
+      TW_UNROLL for (int v = 0; v < NV; ++v) { sum[i][v] = Vec<C>{}; }
+    }
   }
   // One pointer for three rows: 12 pointers would not fit the general registers.
   const C* a[kBases];
-  TW_UNROLL for (int b = 0; b < kBases; ++b) a[b] = job.A + 3 * b * lda;
+  TW_UNROLL for (int b = 0; b < kBases; ++b) { a[b] = job.A + 3 * b * lda; }
   const T* B = job.B;
   const T* ahead = job.B + job.ahead;
   for (int64_t k = 0; k < job.K; ++k) {
@@ -80,19 +82,21 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
     TW_UNROLL for (int p = 0; p < NP; ++p) {
       w[2 * p] = load(B + p * next_panel);
       w[2 * p + 1] = load(B + p * next_panel + L);
-      TW_UNROLL for (int e = 0; e < 2 * L; e += kLineElements)
+      TW_UNROLL for (int e = 0; e < 2 * L; e += kLineElements) {
         __builtin_prefetch(ahead + p * next_panel + e);
+      }
     }
     TW_UNROLL for (int i = 0; i < MR; ++i) {
       const Vec<C> x = splat(a[i / 3][(i % 3) * lda]);
-      TW_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] += x * w[v];
+      TW_UNROLL for (int v = 0; v < NV; ++v) { sum[i][v] += x * w[v]; }
     }
-    TW_UNROLL for (int b = 0; b < kBases; ++b) ++a[b];
+    TW_UNROLL for (int b = 0; b < kBases; ++b) { ++a[b]; }
     B += ldb;
     ahead += job.ahead_step;
   }
-  TW_UNROLL for (int i = 0; i < MR; ++i)
-    TW_UNROLL for (int v = 0; v < NV; ++v) store(job.out + i * ldo + v * L, sum[i][v]);
+  TW_UNROLL for (int i = 0; i < MR; ++i) {
+    TW_UNROLL for (int v = 0; v < NV; ++v) { store(job.out + i * ldo + v * L, sum[i][v]); }
+  }
 }
 
 // K counts whole registers but for the last, whose lanes beyond K are dropped from the weights. A must be
@@ -103,17 +107,16 @@ __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, cons
   using C = compute_t<T>;
   constexpr int L = kLanes<C>;
   Vec<C> sum[MR][NC];
-  TW_UNROLL for (int i = 0; i < MR; ++i) TW_UNROLL
-    for (int j = 0; j < NC; ++j) sum[i][j] = Vec<C>{};
+  TW_UNROLL for (int i = 0; i < MR; ++i) {
+    TW_UNROLL for (int j = 0; j < NC; ++j) { sum[i][j] = Vec<C>{}; }
+  }
   int64_t k = 0;
   for (; k + L <= K; k += L) {
     Vec<C> w[NC];
-    TW_UNROLL for (int j = 0; j < NC; ++j)
-      w[j] = load(W + j * ldw + k);
+    TW_UNROLL for (int j = 0; j < NC; ++j) { w[j] = load(W + j * ldw + k); }
     TW_UNROLL for (int i = 0; i < MR; ++i) {
       const Vec<C> x = load(A + i * lda + k);
-      TW_UNROLL for (int j = 0; j < NC; ++j)
-        sum[i][j] += x * w[j];
+      TW_UNROLL for (int j = 0; j < NC; ++j) { sum[i][j] += x * w[j]; }
     }
   }
   if (k < K) {
@@ -124,12 +127,12 @@ __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, cons
                                          : keep<C>(load(W + j * ldw + k), mask);
     TW_UNROLL for (int i = 0; i < MR; ++i) {
       const Vec<C> x = load(A + i * lda + k);
-      TW_UNROLL for (int j = 0; j < NC; ++j)
-        sum[i][j] += x * w[j];
+      TW_UNROLL for (int j = 0; j < NC; ++j) { sum[i][j] += x * w[j]; }
     }
   }
-  TW_UNROLL for (int i = 0; i < MR; ++i) TW_UNROLL
-    for (int j = 0; j < NC; ++j) out[i * ldo + j] = sum_lanes<C>(sum[i][j]);
+  TW_UNROLL for (int i = 0; i < MR; ++i) {
+    TW_UNROLL for (int j = 0; j < NC; ++j) { out[i * ldo + j] = sum_lanes<C>(sum[i][j]); }
+  }
 }
 
 template <class T>

@@ -61,19 +61,18 @@ TW_INLINE void transpose_block(const T* from, int64_t ld_from, T* to, int64_t ld
     high[i] = (i % 2) * L + L / 2 + i / 2;
   }
   V row[L];
-  TW_UNROLL for (int i = 0; i < L; ++i)
+  TW_UNROLL for (int i = 0; i < L; ++i) {
     row[i] = *reinterpret_cast<const Loose*>(from + i * ld_from);
+  }
   TW_UNROLL for (int step = 1; step < L; step *= 2) {
     V next[L];
     TW_UNROLL for (int i = 0; i < L / 2; ++i) {
       next[2 * i] = __builtin_shuffle(row[i], row[i + L / 2], low);
       next[2 * i + 1] = __builtin_shuffle(row[i], row[i + L / 2], high);
     }
-    TW_UNROLL for (int i = 0; i < L; ++i)
-      row[i] = next[i];
+    TW_UNROLL for (int i = 0; i < L; ++i) { row[i] = next[i]; }
   }
-  TW_UNROLL for (int i = 0; i < L; ++i)
-    *reinterpret_cast<Loose*>(to + i * ld_to) = row[i];
+  TW_UNROLL for (int i = 0; i < L; ++i) { *reinterpret_cast<Loose*>(to + i * ld_to) = row[i]; }
 }
 
 template <class T>

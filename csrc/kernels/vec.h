@@ -92,7 +92,13 @@ TW_INLINE Vec<double> load(const double* p) {
   return *reinterpret_cast<const VecOf<double>::loose*>(p);
 }
 TW_INLINE VecF load(const bf16* p) {
+#if defined(__AVX2__) && TORCHWELD_VEC_BYTES == 32
+  // GCC 12 makes five instructions of the conversion below (79 against 113 GFLOP/s on Zen 4).
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (VecF)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+#else
   return as_float(__builtin_convertvector(*reinterpret_cast<const Half*>(p), VecU) << 16);
+#endif
 }
 
 // Bit arithmetic for a half: move the exponent and mantissa up, rescale by 2^112 (exact, denormals
@@ -179,10 +185,10 @@ TW_INLINE Vec<C> keep(Vec<C> v, Mask<C> mask) {
 template <class C>
 TW_INLINE C sum_lanes(Vec<C> v) {
   Mask<C> lane;
-  TW_UNROLL for (int i = 0; i < kLanes<C>; ++i)
-    lane[i] = i;
-  TW_UNROLL for (int half = kLanes<C> / 2; half > 0; half /= 2)
+  TW_UNROLL for (int i = 0; i < kLanes<C>; ++i) { lane[i] = i; }
+  TW_UNROLL for (int half = kLanes<C> / 2; half > 0; half /= 2) {
     v += __builtin_shuffle(v, lane ^ half);
+  }
   return v[0];
 }
 

@@ -128,8 +128,15 @@ def _kind(t: Tensor) -> Tensor:
 
 
 def _rms(t: Tensor) -> Tensor:
-    largest = t.amax().clamp(min=torch.finfo(t.dtype).tiny)  # squares of 1e200 overflow
+    largest = _largest(t)
     return largest * (t / largest).square().mean().sqrt()
+
+
+def _largest(t: Tensor) -> Tensor:
+    """To divide by before squaring: the square of 1e200 overflows."""
+    if t.numel() == 0:
+        return torch.ones_like(t.sum())
+    return t.abs().nan_to_num(posinf=0.0).amax().clamp(min=torch.finfo(t.dtype).tiny)
 
 
 # ---- the scale of a block's sums ----
@@ -157,10 +164,15 @@ def _sum_of_products(a: Sized, b: Sized, eps: float, more: Tensor | None = None)
     value, own = a.value @ b.value, a.value.abs() @ b.value.abs()
     if more is not None:
         value, own = value + more, own + more.abs()
-    squares = a.error.square() @ b.value.square() + a.value.square() @ b.error.square()
-    inherited = squares.sqrt()
+    inherited = _root_of_squares(a.error, b.value) + _root_of_squares(a.value, b.error)
     accumulated = own * (min(eps, torch.finfo(torch.float32).eps) / eps)
     return Sized(value, own + inherited, torch.maximum(accumulated, value.abs()) + inherited)
+
+
+def _root_of_squares(a: Tensor, b: Tensor) -> Tensor:
+    """Independent errors a, summed with the weights b."""
+    by_a, by_b = _largest(a), _largest(b)
+    return ((a / by_a).square() @ (b / by_b).square()).sqrt() * by_a * by_b
 
 
 def _plus(a: Sized, b: Sized) -> Sized:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import click
 
+from torchweld.cli.bench import bench
 from torchweld.cli.info import info
 from torchweld.errors import TorchweldError
 
-COMMANDS: tuple[click.Command, ...] = (info,)
+COMMANDS: tuple[click.Command, ...] = (info, bench)
 
 
 @click.group(
