@@ -29,7 +29,7 @@ PROBE_S = 0.2
 
 CHECK_BLOCK, CHECK_ROWS = BLOCKS[2], 32
 CHECK_WITHIN = 1.03
-IDLE_S = 0.05  # longer than any pool spins
+IDLE_S = 0.1  # longer than any pool spins; ONNX Runtime's does for 70 ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +97,19 @@ class Parked:
 
     alone_us:  eager's time before any other process was started
     beside:    eager when all have long been idle, against eager right after each was driven
+    cpu_ms:    processor time of each right after it was driven: left to run, and parked
     """
 
     alone_us: float
     beside: Mapping[str, Comparison]
+    cpu_ms: Mapping[str, tuple[float, float]]
 
     def sentences(self) -> Iterator[str]:
+        for name, (running_ms, parked_ms) in self.cpu_ms.items():
+            yield (
+                f"{name} in the {IDLE_S * 1e3:.0f} ms after its calls: {running_ms:.1f} ms of "
+                f"processor time if left to run, {parked_ms:.1f} ms parked"
+            )
         for name, comparison in self.beside.items():
             low, high = comparison.interval
             if not (low > 0.0 and math.isfinite(high)):
@@ -177,12 +184,17 @@ class Bench:
 
     def parked(self, alone_us: float) -> Parked:
         """Whether a parked process costs the running one anything."""
-        beside = {}
+        beside, cpu_ms = {}, {}
         for name in self.stage.workers:
-            if self._can_prepare(name) and name != "eager":  # else the grid says why
+            if not self._can_prepare(name):  # the grid says why
+                continue
+            cpu_s = [self.stage.cpu_after_visit_s(name, IDLE_S, parked) for parked in (False, True)]
+            if all(math.isfinite(seconds) for seconds in cpu_s):
+                cpu_ms[name] = (cpu_s[0] * 1e3, cpu_s[1] * 1e3)
+            if name != "eager":
                 sides = [AfterSide(self.stage, "eager", name, gap_s) for gap_s in (IDLE_S, 0.0)]
                 beside.update(self._paired(sides, ["eager alone", name]))
-        return Parked(alone_us=alone_us, beside=beside)
+        return Parked(alone_us=alone_us, beside=beside, cpu_ms=cpu_ms)
 
     def _can_prepare(self, name: str) -> bool:
         try:

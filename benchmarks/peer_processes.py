@@ -5,6 +5,7 @@ cores from whoever is measured then. A process that was sent SIGSTOP uses no pro
 goes on with its pool as it was. `WorkerSide` is what `torchweld.compare` drives.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -57,6 +58,11 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def cpu_s(self) -> float:
+        """Processor time of all its threads so far; NaN where the system does not tell."""
+        files = list(Path(f"/proc/{self.pid}/task").glob("*/schedstat"))
+        return sum(int(f.read_text().split()[0]) for f in files) / 1e9 if files else math.nan
 
     def ask(self, command: str, *arguments: Any) -> Any:
         self.send(command, *arguments)
@@ -153,6 +159,16 @@ class Stage:
             worker.wake()
             self._running = worker
         return worker.ask(command, *arguments)
+
+    def cpu_after_visit_s(self, name: str, seconds: float, parked: bool) -> float:
+        """Processor time a worker uses in the `seconds` after it was driven."""
+        self.ask(name, "visit", 1, False)
+        if parked:
+            self.park_all()
+        worker = self.workers[name]
+        before_s = worker.cpu_s()
+        time.sleep(seconds)
+        return worker.cpu_s() - before_s
 
     def park_all(self) -> None:
         if self._running is not None:

@@ -1,19 +1,15 @@
-"""From measured cells to figures, losses and tables: data in, text out; nothing is timed here.
+"""From measured cells to figures and losses: data in, data and sentences out; nothing is timed.
 
 A `Cell` holds, for one spot of the grid, the paired comparison of torchweld (the baseline of it)
 with every other runtime. Ratios here are torchweld's speed over the other's: above 1 it wins.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer_grid import PEERS, Block, Spot
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from peer_grid import BLOCKS, DTYPES, PEERS, Block, Spot, grid, takes_part
 
 from torchweld.measuring import Comparison
 
@@ -29,13 +25,6 @@ FEW_ROWS = 32
 MANY_ROWS = 64
 WIDE_FROM = 256  # inputs of the narrowest wide block
 SMALLEST = "64→256→64 gelu"
-
-HEADERS = {
-    "compile-max": "compile\nmax",
-    "onnxruntime": "ONNX\nRuntime",
-    "openvino": "Open\nVINO",
-    "torchweld": "torch\nweld",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +68,12 @@ class Cell:
         """Everybody who was timed beside torchweld, in rounds enough for an interval."""
         found = {peer: self.ratio(peer) for peer in self.comparisons}
         return {peer: ratio for peer, ratio in found.items() if ratio.measured}
+
+    @property
+    def unheard(self) -> list[str]:
+        """Peers that should have been here, and neither were nor said why not."""
+        heard = {*self.comparisons, *self.refused, "torchweld"}
+        return [peer for peer in PEERS if takes_part(peer, self.spot) and peer not in heard]
 
     @property
     def best_peer(self) -> tuple[str, Ratio] | None:
@@ -139,7 +134,7 @@ class Figure:
     goal: str
     hot: str
     cold: str
-    verdict: str  # "kept", "missed" or "not measured"
+    verdict: str  # "kept", "kept in part", "missed" or "not measured"
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -149,15 +144,6 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 def figures(cells: Sequence[Cell], peak_gflops: float | None) -> list[Figure]:
     """The figures to reach, each from exactly the cells it speaks of."""
-    fp32 = [cell for cell in cells if cell.spot.dtype == "float32"]
-    few = [cell for cell in fp32 if cell.spot.rows <= FEW_ROWS]
-    sixteen = [cell for cell in cells if cell.spot.dtype != "float32"]
-    smallest = [c for c in fp32 if c.spot.block.name == SMALLEST and c.spot.rows == 1]
-    wide = [
-        cell
-        for cell in fp32
-        if cell.spot.rows >= MANY_ROWS and cell.spot.block.sizes[0] >= WIDE_FROM
-    ]
 
     def against(peer: str) -> Callable[[Cell], Ratio | None]:
         return lambda cell: cell.ratios.get(peer)
@@ -176,90 +162,130 @@ def figures(cells: Sequence[Cell], peak_gflops: float | None) -> list[Figure]:
         ratio = cell.ratios.get("onnxruntime")
         if ratio is None:
             return None
-        low = 0.0 if math.isinf(ratio.high) else 1.0 / ratio.high
-        return Ratio(value=1.0 / ratio.value, low=low, high=1.0 / ratio.low)
+        return Ratio(value=1.0 / ratio.value, low=1.0 / ratio.high, high=1.0 / ratio.low)
 
-    mean, least, most = "geometric mean", "every cell", "the cell"
-    return [
-        _figure(
-            "against eager fp32, every cell (within noise)",
-            *(fp32, against("eager"), least, EAGER_LEAST),
+    def fp32(spot: Spot) -> bool:
+        return spot.dtype == "float32"
+
+    def hot(spot: Spot) -> bool:
+        return fp32(spot) and not spot.cold
+
+    def wide(spot: Spot) -> bool:
+        return hot(spot) and spot.rows >= MANY_ROWS and spot.block.sizes[0] >= WIDE_FROM
+
+    eager, mean, least = against("eager"), "geometric mean", "every cell"
+    claims = (
+        _Claim(
+            name="against eager fp32, every cell (within noise)",
+            about=fp32,
+            value=eager,
+            kind=least,
+            goal=EAGER_LEAST,
             within_noise=True,
         ),
-        _figure(
-            f"against eager fp32, rows ≤ {FEW_ROWS}",
-            *(few, against("eager"), mean, EAGER_FEW_ROWS_MEAN),
+        _Claim(
+            name=f"against eager fp32, rows ≤ {FEW_ROWS}",
+            about=lambda spot: fp32(spot) and spot.rows <= FEW_ROWS,
+            value=eager,
+            kind=mean,
+            goal=EAGER_FEW_ROWS_MEAN,
         ),
-        _figure(
-            "against eager bf16 and fp16, all rows",
-            *(sixteen, against("eager"), mean, EAGER_SIXTEEN_BIT_MEAN),
+        _Claim(
+            name="against eager bf16 and fp16, all rows",
+            about=lambda spot: not fp32(spot),
+            value=eager,
+            kind=mean,
+            goal=EAGER_SIXTEEN_BIT_MEAN,
         ),
-        _figure(
-            "against the best peer, fp32, hot, every cell",
-            *(fp32, against_best, least, BEST_PEER_LEAST),
-            hot_only=True,
+        _Claim(
+            name="against the best peer, fp32, hot, every cell",
+            about=hot,
+            value=against_best,
+            kind=least,
+            goal=BEST_PEER_LEAST,
+            everybody=True,
         ),
-        _figure(
-            "against the best peer, fp32, hot",
-            *(fp32, against_best, mean, BEST_PEER_MEAN),
-            hot_only=True,
+        _Claim(
+            name="against the best peer, fp32, hot",
+            about=hot,
+            value=against_best,
+            kind=mean,
+            goal=BEST_PEER_MEAN,
+            everybody=True,
         ),
-        _figure(
-            f"share of FMA peak, fp32, rows ≥ {MANY_ROWS}, wide",
-            *(wide, of_peak, least, PEAK_LEAST),
-            hot_only=True,
+        _Claim(
+            name=f"share of FMA peak, fp32, hot, rows ≥ {MANY_ROWS}, wide",
+            about=wide,
+            value=of_peak,
+            kind=least,
+            goal=PEAK_LEAST,
         ),
-        _figure(
-            f"time over ONNX Runtime's, 1 × {SMALLEST}",
-            *(smallest, time_share, most, ONNX_TIME_MOST),
-            hot_only=True,
+        _Claim(
+            name=f"time over ONNX Runtime's, hot, 1 × {SMALLEST}",
+            about=lambda spot: hot(spot) and spot.rows == 1 and spot.block.name == SMALLEST,
+            value=time_share,
+            kind="the cell",
+            goal=ONNX_TIME_MOST,
         ),
-    ]
-
-
-def _figure(
-    name: str,
-    cells: Sequence[Cell],
-    value_of: Callable[[Cell], Ratio | None],
-    kind: str,
-    goal: float,
-    *,
-    within_noise: bool = False,
-    hot_only: bool = False,
-) -> Figure:
-    """`kind` says how cells become one figure; cells without a number are counted, not assumed."""
-
-    def found_in(some: Sequence[Cell]) -> tuple[str, bool | None]:
-        pairs = [(cell, value_of(cell)) for cell in some]
-        known = [(cell, ratio) for cell, ratio in pairs if ratio is not None and ratio.measured]
-        missing = len(some) - len(known)
-        tail = f", {missing} not measured" if missing else ""
-        if not known:
-            return ("–" if not some else f"{missing} not measured"), None
-        # What is missing may spoil a figure that is reached without it, and mend none.
-        reached = None if missing else True
-        if kind == "geometric mean":
-            mean = geometric_mean(ratio.value for _, ratio in known)
-            return f"{mean:.2f} of {len(known)} cells{tail}", reached if mean >= goal else False
-        if kind == "the cell":
-            value = known[0][1].value
-            return f"{value:.2f}", reached if value <= goal else False
-        worst, ratio = min(known, key=lambda pair: pair[1].value)
-        below = [r for _, r in known if (r.high if within_noise else r.value) < goal]
-        where = f"least {ratio.value:.2f} at {worst.spot.rows} × {worst.spot.block.name}"
-        held = f"{len(known) - len(below)} of {len(known)} cells"
-        return f"{held}, {where}{tail}", False if below else reached
-
-    hot = [cell for cell in cells if not cell.spot.cold]
-    judged = hot if hot_only else cells
-    _, kept = found_in(judged)
-    return Figure(
-        name=name,
-        goal=f"{'≤' if kind == 'the cell' else '≥'} {goal:.2f}",
-        hot=found_in(hot)[0],
-        cold=found_in([cell for cell in cells if cell.spot.cold])[0],
-        verdict="not measured" if kept is None else "kept" if kept else "missed",
     )
+    return [_figure(claim, cells) for claim in claims]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Claim:
+    """What a figure promises: of which spots, how their values become one, and what it has to be.
+
+    `within_noise` lets an interval reach the goal; `everybody` speaks of all peers there are.
+    """
+
+    name: str
+    about: Callable[[Spot], bool]
+    value: Callable[[Cell], Ratio | None]
+    kind: str
+    goal: float
+    within_noise: bool = False
+    everybody: bool = False
+
+
+def _figure(claim: _Claim, cells: Sequence[Cell]) -> Figure:
+    """Cells without a number are counted, not assumed; a part of the grid proves a part."""
+    own = [cell for cell in cells if claim.about(cell.spot)]
+    spots = {spot for spot in grid(BLOCKS, None, DTYPES, (False, True)) if claim.about(spot)}
+    in_part = not spots <= {cell.spot for cell in own}
+    in_part |= claim.everybody and any(cell.unheard for cell in own)
+    cold = [cell for cell in own if cell.spot.cold]
+    _, reached = _found(claim, own)
+    verdict = {None: "not measured", False: "missed", True: "kept"}[reached]
+    return Figure(
+        name=claim.name,
+        goal=f"{'≤' if claim.kind == 'the cell' else '≥'} {claim.goal:.2f}",
+        hot=_found(claim, [cell for cell in own if not cell.spot.cold])[0],
+        cold=_found(claim, cold)[0],
+        verdict="kept in part" if reached and in_part else verdict,
+    )
+
+
+def _found(claim: _Claim, cells: Sequence[Cell]) -> tuple[str, bool | None]:
+    """What the cells say, and whether that reaches the goal; None: not known."""
+    pairs = [(cell, claim.value(cell)) for cell in cells]
+    known = [(cell, ratio) for cell, ratio in pairs if ratio is not None]
+    missing = len(cells) - len(known)
+    tail = f", {missing} not measured" if missing else ""
+    if not known:
+        return (f"{missing} not measured" if cells else "–"), None
+    # What is missing may spoil a figure that is reached without it, and mend none.
+    reached = None if missing else True
+    if claim.kind == "geometric mean":
+        mean = geometric_mean(ratio.value for _, ratio in known)
+        return f"{mean:.2f} of {len(known)} cells{tail}", reached if mean >= claim.goal else False
+    if claim.kind == "the cell":
+        value = known[0][1].value
+        return f"{value:.2f}", reached if value <= claim.goal else False
+    worst, ratio = min(known, key=lambda pair: pair[1].value)
+    below = [r for _, r in known if (r.high if claim.within_noise else r.value) < claim.goal]
+    held = f"{len(known) - len(below)} of {len(known)} cells"
+    where = f"least {ratio.value:.2f} at {worst.spot.rows} × {worst.spot.block.name}"
+    return f"{held}, {where}{tail}", False if below else reached
 
 
 def losses(cells: Sequence[Cell]) -> list[str]:
@@ -306,73 +332,7 @@ def error_sentences(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def figure_table(found: Sequence[Figure]) -> Table:
-    table = Table(title="the figures to reach (ratios are torchweld's speed over the other's)")
-    for name in ("figure", "goal", "hot", "cold", "verdict"):
-        table.add_column(name, overflow="fold")
-    style = {"kept": "green", "missed": "bold red", "not measured": "yellow"}
-    for figure in found:
-        verdict = Text(figure.verdict, style=style[figure.verdict])
-        table.add_row(figure.name, figure.goal, figure.hot, figure.cold, verdict)
-    return table
-
-
-def speed_tables(cells: Sequence[Cell]) -> list[Table]:
-    """One table for each dtype, hot and cold apart: speed over eager's, the best in bold."""
-    kinds = dict.fromkeys((cell.spot.dtype, cell.spot.cold) for cell in cells)
-    return [
-        _speed_table([c for c in cells if (c.spot.dtype, c.spot.cold) == kind]) for kind in kinds
-    ]
-
-
-def _speed_table(cells: Sequence[Cell]) -> Table:
-    spot = cells[0].spot
-    present = [p for p in PEERS if p == "torchweld" or any(p in c.comparisons for c in cells)]
-    peers = [peer for peer in present if peer != "eager"]
-    table = Table(
-        title=f"{spot.dtype}, {spot.temperature}: speed over eager's",
-        caption="~: the control was unsteady, or the interval too wide for a verdict",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
-    table.add_column("block", no_wrap=True)
-    for name in ("rows", "eager µs", *(HEADERS.get(peer, peer) for peer in peers)):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("kernel", overflow="fold")
-    for block in dict.fromkeys(cell.spot.block for cell in cells):
-        table.add_section()
-        own = [c for c in cells if c.spot.block == block]
-        labels = block.name.split() if len(own) > 1 else [block.name.replace(" ", "\n")]
-        for cell, label in itertools.zip_longest(own, labels, fillvalue=""):
-            table.add_row(Text(label, style="bold"), *_speed_row(cell, peers))
-    return table
-
-
-def _speed_row(cell: Cell, peers: Sequence[str]) -> list[Text]:
-    ratios = cell.ratios
-    rows = Text(str(cell.spot.rows))
-    if "eager" not in ratios:
-        blanks = [Text("–") for _ in peers]
-        return [rows, Text("–"), *blanks, Text("not measured")]
-    eager = ratios["eager"].value
-    speeds = {peer: eager / ratios[peer].value for peer in peers if peer in ratios}
-    speeds["torchweld"] = eager
-    best = max([*speeds.values(), 1.0])
-    row = [rows, Text(f"{cell.us('eager'):.1f}", style="bold" if best == 1.0 else "")]
-    for peer in peers:
-        if peer not in speeds:
-            row.append(Text("–"))
-            continue
-        comparison = cell.comparisons["eager" if peer == "torchweld" else peer]
-        mark = "~" if comparison.verdict == "not measured" else ""
-        row.append(Text(f"{mark}{speeds[peer]:.2f}", style="bold" if speeds[peer] == best else ""))
-    return [*row, Text(kernel_text(cell.details.get("torchweld", {})))]
-
-
-def kernel_text(details: Mapping[str, Any]) -> str:
-    """What `last_run` said, short."""
-    if "isa" not in details:
-        return str(details.get("backend", "–"))
-    parts = (details["isa"], details["weights"], details["partition"])
-    return f"{' '.join(str(part) for part in parts)} ×{details['threads']}"
+def isas(cells: Sequence[Cell]) -> list[str]:
+    """The instruction sets that torchweld's kernels used."""
+    found = (cell.details.get("torchweld", {}).get("isa") for cell in cells)
+    return list(dict.fromkeys(str(isa) for isa in found if isa is not None))

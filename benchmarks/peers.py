@@ -25,12 +25,12 @@ from peer_processes import AVX2_ENVIRONMENT, Stage, WorkerError
 from peer_summary import (
     Cell,
     error_sentences,
-    figure_table,
     figures,
+    isas,
     losses,
-    speed_tables,
     undecided,
 )
+from peer_tables import figure_table, speed_tables
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -88,13 +88,14 @@ def record(options: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 def show(data: Mapping[str, Any], console: Console) -> int:
-    """Prints everything that was found; 1 if a figure is missed, 2 if one is not measured."""
+    """Prints everything that was found; 1 if a figure is missed, 2 if one is not known in full."""
     cells = [Cell.from_dict(entry) for entry in data["cells"]]
     for table in speed_tables(cells):
         console.print(table)
     machine, versions = data["hardware"], data["versions"]
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    console.print(f"{machine['cpu_model']}, {data['threads']} threads, isa {data['isa']}; {named}")
+    used = " and ".join(isas(cells)) or "no"
+    console.print(f"{machine['cpu_model']}, {data['threads']} threads, {used} kernels; {named}")
     peak = data["peak_gflops"]
     if peak:
         console.print(f"fp32 FMA peak, measured in this run: {peak:.0f} GFLOP/s")
@@ -129,7 +130,7 @@ def show(data: Mapping[str, Any], console: Console) -> int:
         console.print(f"  {sentence}", highlight=False)
     console.print(f"too close to call, with somebody ahead in the median: {undecided(cells)} cells")
     verdicts = {figure.verdict for figure in found}
-    return 1 if "missed" in verdicts else 2 if "not measured" in verdicts else 0
+    return 1 if "missed" in verdicts else 0 if verdicts == {"kept"} else 2
 
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -174,6 +175,7 @@ def prepare(bench: Bench, peers: Sequence[str], data: dict[str, Any], console: C
     data["parked"] = list(parked.sentences())
     data["parked_raw"] = {
         "alone_us": parked.alone_us,
+        "cpu_ms": dict(parked.cpu_ms),
         "beside": {name: c.to_dict() for name, c in parked.beside.items()},
     }
     for sentence in data["parked"]:
@@ -214,7 +216,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n")[0],
         epilog="All of it takes about an hour on a quiet machine with two cores, --quick about "
-        "3 minutes. Exits 1 if a figure is missed, 2 if one is not measured.",
+        "3 minutes. Exits 1 if a figure is missed, 2 if one is not measured in full.",
     )
     add = parser.add_argument
     add("--blocks", nargs="+", metavar="SIZES", help="such as 768-3072-768; all if left out")

@@ -5,6 +5,7 @@
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
 //   *_packed      CPU, reading that tensor. Not differentiable; the caller sees to freshness.
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -163,9 +164,11 @@ Product part_of(Product p, int64_t skip, int64_t step, size_t element) {
   return p;
 }
 
-std::vector<Layer> natural_layers(TensorList params, const Spec& spec,
-                                  const std::vector<LayerSizes<int64_t>>& sizes, DType dtype) {
-  std::vector<Layer> layers(spec.size());
+using Layers = c10::SmallVector<Layer, 4>;
+
+Layers natural_layers(TensorList params, const Spec& spec,
+                      const std::vector<LayerSizes<int64_t>>& sizes, DType dtype) {
+  Layers layers(spec.size());
   for (size_t i = 0; i < spec.size(); ++i) {
     const LayerTensors t = tensors_of(spec, i, params);
     const LayerSpec& s = spec[i];
@@ -223,7 +226,8 @@ int threads_to_use() {
 Tensor output_like(const Tensor& x, int64_t N) {
   at::DimVector sizes(x.sizes());
   sizes.back() = N;
-  return at::empty(sizes, x.options().memory_format(std::nullopt));
+  // below the dispatcher: 0.2 us less than at::empty
+  return at::detail::empty_cpu(sizes, x.scalar_type());
 }
 
 const Kernels& kernels_in_use() {
@@ -234,15 +238,11 @@ const Kernels& kernels_in_use() {
   }
 }
 
-std::vector<Tensor> run(const Tensor& x, const std::vector<Layer>& layers, bool group) {
+void run(const Tensor& x, const Layers& layers, bool group, c10::ArrayRef<Tensor> ys) {
   const Rows rows = rows_of(x);
-  std::vector<Tensor> ys;
+  if (rows.M == 0) return;
   c10::SmallVector<void*, 8> pointers;
-  for (size_t i = group ? 0 : layers.size() - 1; i < layers.size(); ++i) {
-    ys.push_back(output_like(x, layers[i].N));
-    pointers.push_back(ys.back().mutable_data_ptr());
-  }
-  if (rows.M == 0) return ys;
+  for (const Tensor& y : ys) pointers.push_back(y.mutable_data_ptr());
   Call call;
   call.dtype = dtype_of(x, "x");
   call.layers = layers.data();
@@ -254,6 +254,16 @@ std::vector<Tensor> run(const Tensor& x, const std::vector<Layer>& layers, bool 
   call.threads = threads_to_use();
   const Kernels& k = kernels_in_use();
   (group ? k.run_group : k.run_chain)(call, last_run_of_thread);
+}
+Tensor run_chain(const Tensor& x, const Layers& layers) {
+  const Tensor y = output_like(x, layers.back().N);
+  run(x, layers, false, y);
+  return y;
+}
+std::vector<Tensor> run_group(const Tensor& x, const Layers& layers) {
+  std::vector<Tensor> ys;
+  for (const Layer& layer : layers) ys.push_back(output_like(x, layer.N));
+  run(x, layers, true, ys);
   return ys;
 }
 
@@ -261,12 +271,12 @@ std::vector<Tensor> run(const Tensor& x, const std::vector<Layer>& layers, bool 
 Tensor chain_cpu(const Tensor& x, TensorList params, std::string_view text) {
   const Spec& spec = spec_of(text);
   const auto sizes = check_all<int64_t>(x, params, spec, false);
-  return run(x, natural_layers(params, spec, sizes, dtype_of(x, "x")), false)[0];
+  return run_chain(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
 }
 std::vector<Tensor> group_cpu(const Tensor& x, TensorList params, std::string_view text) {
   const Spec& spec = spec_of(text);
   const auto sizes = check_all<int64_t>(x, params, spec, true);
-  return run(x, natural_layers(params, spec, sizes, dtype_of(x, "x")), true);
+  return run_group(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
 }
 
 // ---- packed weights: header, then each layer's panels, all at offsets of whole cache lines ----
@@ -307,7 +317,7 @@ Tensor pack_cpu(TensorList params, std::string_view text) {
   std::vector<LayerSizes<int64_t>> sizes;
   for (size_t i = 0; i < spec.size(); ++i)
     sizes.push_back(check_layer<int64_t>(tensors_of(spec, i, params), i, params[0]));
-  const std::vector<Layer> layers = natural_layers(params, spec, sizes, dtype);
+  const Layers layers = natural_layers(params, spec, sizes, dtype);
   const Kernels& k = kernels_in_use();
 
   std::vector<PackedEntry> entries;
@@ -326,8 +336,7 @@ Tensor pack_cpu(TensorList params, std::string_view text) {
   return packed;
 }
 
-std::vector<Layer> packed_layers(const Tensor& x, const Tensor& packed, std::string_view text,
-                                 bool group) {
+Layers packed_layers(const Tensor& x, const Tensor& packed, std::string_view text, bool group) {
   const Spec& spec = spec_of(text);
   const char* base = static_cast<const char*>(packed.const_data_ptr());
   PackedHeader header{};
@@ -345,7 +354,7 @@ std::vector<Layer> packed_layers(const Tensor& x, const Tensor& packed, std::str
                     " but the packed weights are of another dtype; pack weights of x's dtype");
   TORCH_CHECK_VALUE(x.dim() >= 1,
                     "torchweld: x is a scalar; expected at least one dimension, the features");
-  std::vector<Layer> layers(spec.size());
+  Layers layers(spec.size());
   int64_t features = x.size(-1);
   for (size_t i = 0; i < spec.size(); ++i) {
     PackedEntry entry;
@@ -366,10 +375,10 @@ std::vector<Layer> packed_layers(const Tensor& x, const Tensor& packed, std::str
   return layers;
 }
 Tensor chain_packed_cpu(const Tensor& x, const Tensor& packed, std::string_view text) {
-  return run(x, packed_layers(x, packed, text, false), false)[0];
+  return run_chain(x, packed_layers(x, packed, text, false));
 }
 std::vector<Tensor> group_packed_cpu(const Tensor& x, const Tensor& packed, std::string_view text) {
-  return run(x, packed_layers(x, packed, text, true), true);
+  return run_group(x, packed_layers(x, packed, text, true));
 }
 
 // ---- Meta: shapes, with symbols kept, so that a changing batch is not compiled anew ----

@@ -41,6 +41,12 @@ PyObject* guarded(F&& body) {
   return nullptr;
 }
 
+// Other Python threads may run while this lives.
+struct Unlocked {
+  PyThreadState* state = PyEval_SaveThread();
+  ~Unlocked() { PyEval_RestoreThread(state); }
+};
+
 template <class Signature>
 auto op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
@@ -72,19 +78,13 @@ struct Seen {
   const char* data;
   uint32_t version;
   at::DimVector sizes, strides;
-  std::array<int64_t, kSamples> offsets;  // in bytes
+  std::array<int64_t, kSamples> offsets;  // in elements
   std::array<uint64_t, kSamples> contents;
   int64_t element;  // bytes of one
 
   static uint32_t version_of(const Tensor& t) {
     return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
   }
-  static uint64_t read(const char* at, int64_t element) {
-    uint64_t value = 0;
-    std::memcpy(&value, at, size_t(element));
-    return value;
-  }
-
   explicit Seen(const Tensor& t)
       : storage(t.storage().getWeakStorageImpl()),
         data(static_cast<const char*>(t.const_data_ptr())),
@@ -101,9 +101,20 @@ struct Seen {
         offset += index % t.size(d) * t.stride(d);
         index /= t.size(d);
       }
-      offsets[i] = offset * element;
-      contents[i] = read(data + offsets[i], element);
+      offsets[i] = offset;
     }
+    visit([&](auto bits) {
+      for (int i = 0; i < kSamples; ++i) contents[i] = bits[offsets[i]];
+      return true;
+    });
+  }
+
+  // `body` gets the data as whole numbers of the element's size.
+  template <class F>
+  bool visit(F&& body) const {
+    if (element == 2) return body(reinterpret_cast<const uint16_t*>(data));
+    if (element == 4) return body(reinterpret_cast<const uint32_t*>(data));
+    return body(reinterpret_cast<const uint64_t*>(data));
   }
 
   bool same(const Tensor& t) const {
@@ -112,9 +123,11 @@ struct Seen {
         t.sizes() != at::IntArrayRef(sizes) || t.strides() != at::IntArrayRef(strides) ||
         int64_t(t.element_size()) != element)
       return false;
-    for (int i = 0; i < kSamples; ++i)
-      if (read(data + offsets[i], element) != contents[i]) return false;
-    return true;
+    return visit([&](auto bits) {
+      uint64_t difference = 0;
+      for (int i = 0; i < kSamples; ++i) difference |= bits[offsets[i]] ^ contents[i];
+      return difference == 0;
+    });
   }
 };
 
@@ -127,12 +140,12 @@ struct Pack {
   const torchweld::Kernels* made_by;
   int64_t times;  // packed so far
 
-  bool fresh(at::TensorList params, std::string_view wanted) const {
+  bool fresh(c10::ArrayRef<const Tensor*> params, std::string_view wanted) const {
     if (!packed.defined() || seen.size() != params.size() || made_by != &kernels() ||
         spec != wanted)
       return false;
     for (size_t i = 0; i < params.size(); ++i)
-      if (params[i].scalar_type() != dtype || !seen[i].same(params[i])) return false;
+      if (params[i]->scalar_type() != dtype || !seen[i].same(*params[i])) return false;
     return true;
   }
   void make(at::TensorList params, std::string_view wanted) {
@@ -211,15 +224,16 @@ PyObject* plain_linear(PyObject* child) {
   if (Py_TYPE(child) != linear_type) return nullptr;
   PyObject** slot = _PyObject_GetDictPtr(child);
   if (!slot || !*slot || PyDict_GetItem(*slot, names.forward)) return nullptr;
-  for (PyObject* hook : names.hooks) {
-    PyObject* registered = PyDict_GetItem(*slot, hook);
+  const int kinds = at::GradMode::is_enabled() ? 4 : 2;  // those of the backward come second
+  for (int i = 0; i < kinds; ++i) {
+    PyObject* registered = PyDict_GetItem(*slot, names.hooks[i]);
     if (!registered || !PyDict_Check(registered) || PyDict_Size(registered) != 0) return nullptr;
   }
   return *slot;
 }
 
 // Appends the weight, and the bias if there is one; false for anything out of the ordinary.
-bool append_parameters(PyObject* child, c10::SmallVectorImpl<Tensor>& params) {
+bool append_parameters(PyObject* child, c10::SmallVectorImpl<const Tensor*>& params) {
   PyObject* dict = plain_linear(child);
   PyObject* own = dict ? PyDict_GetItem(dict, names.parameters) : nullptr;
   if (!own || !PyDict_Check(own)) return false;
@@ -227,7 +241,7 @@ bool append_parameters(PyObject* child, c10::SmallVectorImpl<Tensor>& params) {
     PyObject* p = PyDict_GetItem(own, name);
     if (p == Py_None) continue;
     if (!p || !THPVariable_CheckExact(p)) return false;
-    params.push_back(THPVariable_Unpack(p));
+    params.push_back(&THPVariable_Unpack(p));
   }
   return true;
 }
@@ -255,10 +269,11 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   if (!THPVariable_CheckExact(args[3]) || at::impl::torch_function_mode_enabled()) Py_RETURN_NONE;
-  c10::SmallVector<Tensor, 6> params;
+  // Borrowed from the modules, which this thread keeps alive while it holds the lock.
+  c10::SmallVector<const Tensor*, 8> borrowed;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
     PyObject* child = PyDict_GetItem(args[0], PyTuple_GET_ITEM(args[1], i));
-    if (!child || !append_parameters(child, params)) Py_RETURN_NONE;
+    if (!child || !append_parameters(child, borrowed)) Py_RETURN_NONE;
   }
   return guarded([&]() -> PyObject* {
     Py_ssize_t length = 0;
@@ -267,19 +282,26 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const std::string_view spec(text, size_t(length));
     size_t wanted = 0;
     for (const auto& layer : torchweld::parse_spec(spec)) wanted += size_t(layer.tensors());
-    if (wanted != params.size()) Py_RETURN_NONE;  // a bias came or went
+    if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias came or went
     const Tensor& x = THPVariable_Unpack(args[3]);
-    Tensor packed;
-    if (args[4] != Py_None && Py_TYPE(args[4]) == pack_type && !at::GradMode::is_enabled() &&
+    const bool may_pack =
+        args[4] != Py_None && Py_TYPE(args[4]) == pack_type && !at::GradMode::is_enabled() &&
         undisturbed() && packable(x) && !x._fw_grad(0).defined() &&
-        std::all_of(params.begin(), params.end(), packable)) {
+        std::all_of(borrowed.begin(), borrowed.end(), [](const Tensor* t) { return packable(*t); });
+    Tensor packed, y;
+    c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
+    if (may_pack) {
       auto* pack = reinterpret_cast<Pack*>(args[4]);
-      if (!pack->fresh(params, spec)) pack->make(params, spec);
-      packed = pack->packed;  // a reference of our own: another thread may replace it
+      if (!pack->fresh(borrowed, spec)) {
+        for (const Tensor* t : borrowed) params.push_back(*t);
+        pack->make(params, spec);
+      }
+      packed = pack->packed;
+    } else {
+      for (const Tensor* t : borrowed) params.push_back(*t);
     }
-    Tensor y;
     {
-      pybind11::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       y = packed.defined() ? call_packed(x, packed, spec) : call_chain(x, params, spec);
     }
     return THPVariable_Wrap(std::move(y));

@@ -18,12 +18,12 @@ settings.register_profile(
     "suite",
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=120,
     print_blob=True,
     suppress_health_check=SLOW_EXAMPLES_ARE_FINE,
 )
 settings.register_profile(
-    "explore", settings.get_profile("suite"), derandomize=False, max_examples=600
+    "explore", settings.get_profile("suite"), derandomize=False, max_examples=1200
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 

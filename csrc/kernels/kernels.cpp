@@ -135,11 +135,12 @@ struct LayerWork {
     return std::clamp<int64_t>(torchweld::l2_bytes() / 2 / (128 * int64_t(sizeof(C))), 256, 768);
   }
 
-  // Panels in groups that one tile kernel takes at once; what does not fill a group goes one by one.
+  // Panels in groups that one tile kernel takes at once: 4, 2 or 1, as long as there are so many.
   template <class F>
   static void for_groups(Range panels, int at_once, F&& body) {
     for (int64_t p = panels.begin; p < panels.end;) {
-      const int np = panels.end - p >= at_once ? at_once : 1;
+      int np = at_once;
+      while (np > panels.end - p) np /= 2;
       body(p, np);
       p += np;
     }

@@ -1,4 +1,4 @@
-"""The benchmarks are scripts beside each other; their tests import them as they import each other."""
+"""The benchmarks are scripts in one folder; their tests import them as they do each other."""
 
 import sys
 from pathlib import Path

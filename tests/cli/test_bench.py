@@ -64,33 +64,40 @@ def test_a_table_and_a_closing_sentence(bench: Bencher) -> None:
     assert "no copy of the weights." in squeezed(out)
 
 
+@pytest.mark.parametrize("width", [100, 80])
 @pytest.mark.parametrize("verdict", ["faster", "same", "not measured"])
-def test_the_widest_cells_fit_a_hundred_columns(fake: FakeCompare, verdict: Verdict) -> None:
+def test_the_widest_cells_fit_and_nothing_is_cut(
+    fake: FakeCompare, verdict: Verdict, width: int
+) -> None:
     fake.verdict, fake.speedup = verdict, 12.345
     cases = bench_verb.choose_cases((), "8,16,4", None, False, (3,), ())
     done = bench_verb.run_cases(running.plan(cases, ("torch", "reference")), cases, None)
     (cell,) = done.cells
+    names = ("cpu:natural", "torch", "torch:mkldnn")
     wide = Mlp(sizes=(2048, 5632, 2048), activation="silu", gated=True)
     first, other = (replace(r, kernel="repacked columns") for r in cell.results)
+    results = zip((first, other, other), names, strict=True)
     cell = replace(
         cell,
         case=Case(mlp=wide, rows=4096, dtype="bf16"),
-        eager_ops=18,
-        results=(replace(first, backend="cpu"), other),
+        eager_ops=8,
+        results=tuple(replace(result, backend=name) for result, name in results),
     )
-    done = replace(
-        done, cells=(cell, cell), backends=("cpu", "torch"), cpu="A rather long name " * 9
-    )
+    done = replace(done, cells=(cell, cell), backends=names, cpu="A long name " * 19)
     screen = io.StringIO()
-    console = Console(file=screen, width=100)
-    parts = [bench_verb.heading(done), bench_verb.table_of(done), bench_verb.legend(done)]
-    for part in (*parts, *bench_verb.closing(summarise(done))):
+    console = Console(file=screen, width=width)
+    table = bench_verb.table_of(done, width)
+    legend = bench_verb.legend(table, done.backends)
+    parts = (bench_verb.heading(done), table, legend, *bench_verb.closing(summarise(done)))
+    for part in parts:
         console.print(part)
     shown = screen.getvalue()
-    assert max(len(line) for line in shown.splitlines()) <= 100
+    assert max(len(line) for line in shown.splitlines()) <= width
     assert "…" not in shown
-    for text in ("2048→5632→2048", "silu gated", verdict, "repacked columns", "18→3"):
+    for text in ("2048→5632→2048", "silu gated", verdict, "123"):
         assert text in shown
+    assert ("8→3" in shown) == (width == 100)
+    assert ("On a wider terminal: kernel, bufs, ops" in squeezed(shown)) == (width == 80)
 
 
 @pytest.mark.skipif(hardware.build_problem() is not None, reason="needs the compiled kernels")

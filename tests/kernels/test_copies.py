@@ -264,6 +264,21 @@ def test_without_contents_only_the_place_counts() -> None:
     assert not watch.unchanged()
 
 
+def test_a_counted_edit_is_noticed_wherever_it_is() -> None:
+    tensor = torch.randn(64, 64)
+    watch = Watch([tensor], contents=True)
+    tensor[1, 2] += 1.0
+    assert not watch.unchanged()
+
+
+def test_an_address_given_back_by_the_allocator_does_not_deceive() -> None:
+    tensor = torch.randn(64, 64)
+    watch = Watch([tensor], contents=False)
+    for _ in range(50):
+        tensor.data = torch.empty(64, 64)
+        assert not watch.unchanged()
+
+
 def test_watchable_is_what_has_memory_of_its_own() -> None:
     assert watchable([torch.randn(2), nn.Parameter(torch.randn(2))])
     assert not watchable([torch.randn(2).to_sparse()])

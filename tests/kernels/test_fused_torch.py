@@ -204,6 +204,23 @@ def test_members_side_by_side_keep_their_own_activations() -> None:
 
 
 @torch.no_grad()
+def test_members_side_by_side_in_different_layouts_are_products_of_their_own() -> None:
+    whole = torch.randn(16, 8)
+    forms, tensors = parse_spec("identity;identity/t"), list(whole.split(8))
+    run, x = BACKEND.build(Block.of("group", forms, tensors), tensors), torch.randn(5, 8)
+    assert count(lambda: run(x)).ops == ("aten.mm", "aten.mm")
+    for y, expected in zip(run(x), reference.group(x, tensors, forms), strict=True):
+        torch.testing.assert_close(y, expected)
+
+
+@torch.no_grad()
+def test_a_group_of_one_is_not_split() -> None:
+    block, tensors = packed_projection("identity/b", 8, (16,))
+    run, x = BACKEND.build(block, tensors), torch.randn(5, 8)
+    assert count(lambda: run(x)).ops == ("aten.addmm",)
+
+
+@torch.no_grad()
 def test_gate_and_up_side_by_side_are_one_product() -> None:
     both, bias = torch.randn(32, 8), torch.randn(32)
     forms = parse_spec("silu/b/separate")
@@ -228,8 +245,10 @@ def test_joined_is_only_what_is_side_by_side() -> None:
     assert joined([first, second.clone()], 0) is None
     assert joined([first, second[:, :4]], 0) is None
     assert joined([whole[:, :3], whole[:, 3:]], 0) is None
-    meta = [torch.empty(2, 8, device="meta") for _ in range(2)]  # all at address 0
-    assert joined(meta, 0) is None
+    assert joined([first, whole.clone()[2:4]], 0) is None  # the right place in another storage
+    meta = torch.empty(4, 8, device="meta")  # all at address 0
+    assert joined([meta[:2], torch.empty_like(meta)[2:]], 0) is None
+    assert joined([meta[:2], meta[2:]], 0) is not None
 
 
 # ---- nothing else sees what it writes ----

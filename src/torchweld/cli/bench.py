@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -32,6 +33,7 @@ from torchweld.errors import TorchweldError
 from torchweld.names import known
 
 WIDTH = 100
+DISPENSABLE = ("kernel", "bufs", "ops", "interval", "error")
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}
 
 
@@ -108,39 +110,53 @@ def block_texts(cells: Sequence[Cell]) -> list[str]:
     return texts
 
 
-def table_of(bench: Bench) -> Table:
+def columns_of(bench: Bench) -> dict[str, list[str | Text]]:
+    """The table by columns, a row a cell."""
     first, *others = bench.backends
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("block", no_wrap=True)
-    for name in ("rows", "dtype", "eager µs", *others, first):
-        table.add_column(name, justify="left" if name == "dtype" else "right", no_wrap=True)
-    for name in ("interval", "verdict"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("error", justify="right", no_wrap=True)
-    table.add_column("kernel", no_wrap=True)
-    for name in ("ops", "bufs"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("block", "rows", "dtype", "eager µs", *others, first)
+    names += ("interval", "verdict", "error", "kernel", "ops", "bufs")
+    columns: dict[str, list[str | Text]] = {name: [] for name in names}
     for text, cell in zip(block_texts(bench.cells), bench.cells, strict=True):
-        main, *rest = cell.results
+        main = cell.results[0]
         timed = main.comparison
         verdict = timed.verdict if timed is not None else "not timed"
-        low, high = timed.interval if timed is not None else (math.nan, math.nan)
-        measured = verdict not in ("not measured", "not timed")
+        interval = ""
+        if timed is not None and verdict != "not measured":
+            interval = "–".join(figure(end) for end in timed.interval)
         eager_us = [r.comparison.baseline_us for r in cell.results if r.comparison is not None]
-        table.add_row(
-            text,
-            str(cell.case.rows),
-            cell.case.dtype,
-            figure(eager_us[0]) if eager_us else "–",
-            *(ratio(result) for result in rest),
-            ratio(main),
-            f"{figure(low)}–{figure(high)}" if measured else "",
-            Text(verdict, style=COLOURS.get(verdict, "red")),
-            figure(main.check.error_ratio),
-            main.kernel,
-            f"{cell.eager_ops}→{main.ops}",
-            f"{cell.eager_buffers}→{main.buffers}",
-        )
+        row: dict[str, str | Text] = {
+            "block": text,
+            "rows": str(cell.case.rows),
+            "dtype": cell.case.dtype,
+            "eager µs": figure(eager_us[0]) if eager_us else "–",
+            **{result.backend: ratio(result) for result in cell.results},
+            "interval": interval,
+            "verdict": Text(verdict, style=COLOURS.get(verdict, "red")),
+            "error": figure(main.check.error_ratio),
+            "kernel": main.kernel,
+            "ops": f"{cell.eager_ops}→{main.ops}",
+            "bufs": f"{cell.eager_buffers}→{main.buffers}",
+        }
+        for name, value in row.items():
+            columns[name].append(value)
+    return columns
+
+
+def table_of(bench: Bench, width: int) -> Table:
+    """What does not fit is left out, the least important first, rather than cut short."""
+    columns = columns_of(bench)
+    for name in (None, *DISPENSABLE):
+        if name is not None:
+            del columns[name]
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        for header in columns:
+            left = header in ("block", "dtype", "interval", "verdict", "kernel")
+            justify: Literal["left", "right"] = "left" if left else "right"
+            table.add_column(header.replace(":", ":\n"), justify=justify, no_wrap=True)
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(*row)
+        if Console(width=10 * WIDTH).measure(table).maximum <= width:
+            break
     return table
 
 
@@ -151,13 +167,18 @@ def heading(bench: Bench) -> str:
     return f"torch {bench.torch}, {kernels}, {threads}, weights {cache}; {bench.cpu}"
 
 
-def legend(bench: Bench) -> str:
-    names = ", ".join(bench.backends)
-    return (
-        f"{names}: speed relative to eager's in the same rounds; ≈ no difference, – not measured. "
-        "error: the largest, relative to eager's, both against fp64. ops, bufs: what a call "
-        "dispatches and allocates, eager → fused."
+def legend(table: Table, backends: Sequence[str]) -> str:
+    names = ", ".join(backends)
+    text = (
+        f"{names}: speed relative to eager's in the same rounds; ≈ no difference, – not measured."
     )
+    shown = {str(column.header) for column in table.columns}
+    if "error" in shown:
+        text += " error: the largest, relative to eager's, both against fp64."
+    if "ops" in shown:
+        text += " ops, bufs: what a call dispatches and allocates, eager → fused."
+    missing = [name for name in DISPENSABLE if name not in shown]
+    return text + (f" On a wider terminal: {', '.join(missing)}." if missing else "")
 
 
 def closing(summary: Summary) -> Iterator[RenderableType]:
@@ -204,9 +225,9 @@ def run_cases(bench: Bench, cases: Sequence[Case], console: Console | None) -> B
     try:
         cells = measure(bench, cases)
         for i, case in enumerate(cases):
-            if live is not None:
+            if console is not None and live is not None:
                 progress = Text(f"{i + 1} of {len(cases)}: {case} …", style="dim")
-                live.update(Group(table_of(bench), progress), refresh=True)
+                live.update(Group(table_of(bench, console.width), progress), refresh=True)
             bench = replace(bench, cells=(*bench.cells, next(cells)))
     except KeyboardInterrupt:
         bench = replace(bench, interrupted=True)
@@ -267,8 +288,9 @@ def bench(
     done = run_cases(planned, cases, console if shown and console.is_terminal else None)
     summary = summarise(done)
     if shown:
-        console.print(table_of(done))
-        console.print(Text(legend(done), style="dim"))
+        table = table_of(done, console.width)
+        console.print(table)
+        console.print(Text(legend(table, done.backends), style="dim"))
         for part in closing(summary):
             console.print(part)
     else:

@@ -59,7 +59,7 @@ class Watch:
 
     def unchanged(self) -> bool:
         for tensor, data, shape, stride in self._places:
-            if tensor.data_ptr() != data or False or tensor.stride() != stride:
+            if tensor.data_ptr() != data or tensor.shape != shape or tensor.stride() != stride:
                 return False
         for tensor, version in self._versions:
             if tensor._version != version:

@@ -1,0 +1,647 @@
+"""FusedMLP: ordinary Linears inside, one op outside, and the user's changes respected."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.helpers import DTYPES, ISAS, all_ok, kernel_runs, random_tensors
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import torchweld as tw
+from torchweld.activations import ACTIVATIONS, parse_activation
+from torchweld.blocks import format_spec
+from torchweld.verification import check_block
+
+pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # small products: a second thread only waits
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"sizes": (31, 64)},
+    {"sizes": (31, 64, 16)},
+    {"sizes": (31, 64, 16), "bias": False, "activation": "relu2"},
+    {"sizes": (31, 64, 16), "gated": True, "activation": "silu", "bias": False},
+    {"sizes": (31, 64, 16), "gated": True, "activation": "gelu_tanh", "output_activation": "tanh"},
+    {"sizes": (31, 9, 9, 9, 5), "activation": "leaky_relu:0.2", "output_activation": "sigmoid"},
+]
+SHAPE_IDS = [str(shape["sizes"]) + ("g" if shape.get("gated") else "") for shape in SHAPES]
+
+
+def by_hand(mlp: tw.FusedMLP, x: Tensor) -> Tensor:
+    """What the module means, written with its children."""
+    children = list(mlp.layers) if "layers" in mlp._modules else list(mlp.children())
+    gate = children.pop(0) if mlp.gated else None
+    for i, child in enumerate(children):
+        last = i + 1 == len(children)
+        name, parameters = parse_activation(mlp.output_activation if last else mlp.activation)
+        act = ACTIVATIONS[name].apply
+        if i > 0:
+            x = F.dropout(x, mlp.dropout, mlp.training)
+        if i == 0 and gate is not None:
+            x = act(gate(x), *parameters) * child(x)
+        else:
+            x = act(child(x), *parameters)
+    return x
+
+
+def same_as_by_hand(mlp: tw.FusedMLP, x: Tensor, *weights: str) -> None:
+    with kernel_runs(*weights):
+        y = mlp(x)
+    if x.dtype.itemsize == 2:  # nothing inside is rounded to 16 bits
+        expected = by_hand(copy.deepcopy(mlp).float(), x.float()).to(x.dtype)
+    else:
+        expected = by_hand(mlp, x)
+    torch.testing.assert_close(y, expected)
+
+
+# ---- what it is made of ----
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        (SHAPES[0], ["layers.0"]),
+        (SHAPES[1], ["up", "down"]),
+        (SHAPES[3], ["gate", "up", "down"]),
+        (SHAPES[5], ["layers.0", "layers.1", "layers.2", "layers.3"]),
+    ],
+)
+def test_children_are_plain_linears_with_the_usual_names(
+    shape: dict[str, Any], names: list[str]
+) -> None:
+    mlp = tw.FusedMLP(**shape)
+    assert [n for n, child in mlp.named_modules() if type(child) is nn.Linear] == names
+    parts = ["weight", "bias"] if shape.get("bias", True) else ["weight"]
+    assert list(mlp.state_dict()) == [f"{name}.{part}" for name in names for part in parts]
+
+
+def test_initialisation_is_linears_own() -> None:
+    torch.manual_seed(3)
+    mlp = tw.FusedMLP((7, 9, 5), gated=True)
+    torch.manual_seed(3)
+    expected = [nn.Linear(7, 9), nn.Linear(7, 9), nn.Linear(9, 5)]
+    for child, other in zip(mlp.children(), expected, strict=True):
+        assert torch.equal(child.weight, other.weight)
+        assert torch.equal(child.bias, other.bias)
+
+
+def test_checkpoints_are_anyones() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(7, 9), nn.Linear(9, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.down(F.gelu(self.up(x)))
+            return y
+
+    plain, mlp, x = Plain(), tw.FusedMLP((7, 9, 5)), torch.randn(4, 7)
+    mlp.load_state_dict(plain.state_dict())
+    with kernel_runs("natural"):
+        torch.testing.assert_close(mlp(x), plain(x))
+    Plain().load_state_dict(mlp.state_dict())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtype_and_device_reach_the_parameters(dtype: torch.dtype) -> None:
+    mlp = tw.FusedMLP((7, 9, 5), dtype=dtype)
+    assert {p.dtype for p in mlp.parameters()} == {dtype}
+    with kernel_runs("natural"):
+        assert mlp(torch.randn(4, 7).to(dtype)).dtype == dtype
+    empty = tw.FusedMLP((7, 9, 5), dtype=dtype, device="meta")
+    assert empty(torch.empty(4, 7, dtype=dtype, device="meta")).shape == (4, 5)
+    real = empty.to_empty(device="cpu")
+    real.load_state_dict(mlp.state_dict())
+    with kernel_runs("natural"):
+        real(torch.randn(4, 7).to(dtype))
+
+
+def test_repr_says_what_it_computes() -> None:
+    text = repr(
+        tw.FusedMLP((7, 9, 5), "elu:0.5", gated=True, dropout=0.1, output_activation="tanh")
+    )
+    for part in ("elu:0.5", "output_activation='tanh'", "gated=True", "dropout=0.1", "(gate): Lin"):
+        assert part in text
+
+
+# ---- forward ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_IDS)
+def test_forward_obeys_the_rule(shape: dict[str, Any], dtype: torch.dtype) -> None:
+    mlp = tw.FusedMLP(**shape, dtype=dtype)
+    tensors = random_tensors((31, *shape["sizes"][1:]), mlp._forms(), dtype)
+    with torch.no_grad():
+        for parameter, value in zip(mlp.parameters(), tensors, strict=True):
+            parameter.copy_(value)
+    x = torch.randn(3, 4, 31).to(dtype)
+    for mode, weights in (("train", "natural"), ("eval", "packed")):
+        getattr(mlp, mode)()
+        with kernel_runs(weights):
+            found = check_block(lambda x, _: mlp(x), x, tensors, mlp._forms())
+        all_ok(found)
+    assert mlp._spec == format_spec(mlp._forms())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_IDS)
+def test_which_weights_are_read_when(shape: dict[str, Any]) -> None:
+    """Packed only where nobody could differentiate: eval, and gradients off."""
+    mlp = tw.FusedMLP(**shape)
+    x = torch.randn(5, 31)
+    same_as_by_hand(mlp, x, "natural")
+    mlp.eval()
+    same_as_by_hand(mlp, x, "natural")
+    with torch.no_grad():
+        same_as_by_hand(mlp, x, "packed")
+        mlp.train()
+        same_as_by_hand(mlp, x, "natural")
+    mlp.eval()
+    with torch.inference_mode():
+        same_as_by_hand(mlp, x, "packed")
+    same_as_by_hand(mlp, x, "natural")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_IDS)
+def test_gradients_are_eagers(shape: dict[str, Any]) -> None:
+    mlp = tw.FusedMLP(**shape, dtype=torch.float64)
+    x = torch.randn(2, 3, 31, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *mlp.parameters()]
+    with kernel_runs("natural"):
+        y = mlp(x)
+    g = torch.randn_like(y)
+    expected = torch.autograd.grad(by_hand(mlp, x), inputs, g)
+    for got, wanted in zip(torch.autograd.grad(y, inputs, g), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("make", [lambda x: x.t(), lambda x: x[:, None, ::2], lambda x: x[0]])
+def test_any_input(make: Callable[[Tensor], Tensor]) -> None:
+    x = make(torch.randn(6, 6))
+    mlp = tw.FusedMLP((x.shape[-1], 9, 5)).eval()
+    same_as_by_hand(mlp, x, "natural")
+    with torch.no_grad():
+        same_as_by_hand(mlp, x, "packed")
+        assert mlp(x[..., :0, :] if x.dim() > 1 else x[None][:0]).shape[-1] == 5
+
+
+def test_autocast() -> None:
+    mlp = tw.FusedMLP((31, 64, 16), gated=True, activation="silu").eval()
+    x = torch.randn(5, 31)
+    low = copy.deepcopy(mlp).bfloat16()
+    for grad in (False, True):
+        autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+        with torch.set_grad_enabled(grad), kernel_runs("natural"), autocast:
+            y = mlp(x)
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y, low(x.bfloat16()))
+
+
+# ---- dropout ----
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=SHAPE_IDS[1:])
+def test_dropout_falls_between_the_layers_in_training(shape: dict[str, Any]) -> None:
+    """The same random numbers as by hand, so the same elements are dropped."""
+    mlp = tw.FusedMLP(**shape, dropout=0.4)
+    x, layers = torch.randn(5, 31), len(shape["sizes"]) - 1
+    torch.manual_seed(5)
+    with kernel_runs("natural", calls=layers):
+        y = mlp(x)
+    torch.manual_seed(5)
+    torch.testing.assert_close(y, by_hand(mlp, x))
+    assert not torch.allclose(y, by_hand(mlp.eval(), x))
+    same_as_by_hand(mlp, x, "natural")
+    with torch.no_grad():
+        same_as_by_hand(mlp, x, "packed")
+
+
+def test_dropout_has_gradients() -> None:
+    mlp = tw.FusedMLP((7, 9, 5), dropout=0.5, dtype=torch.float64)
+    x = torch.randn(6, 7, dtype=torch.float64, requires_grad=True)
+    grads = []
+    for run in (mlp, lambda x: by_hand(mlp, x)):
+        torch.manual_seed(7)
+        grads.append(torch.autograd.grad(run(x).sum(), [x, *mlp.parameters()]))
+    for got, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+# ---- existing Linears ----
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_from_linears_shares_the_very_modules(gated: bool) -> None:
+    linears = [nn.Linear(7, 9), nn.Linear(7, 9), nn.Linear(9, 5)][0 if gated else 1 :]
+    mlp = tw.FusedMLP.from_linears(linears, "silu", gated=gated, output_activation="tanh")
+    assert all(a is b for a, b in zip(mlp.children(), linears, strict=True))
+    same_as_by_hand(mlp, torch.randn(3, 7), "natural")
+    mlp.eval()
+    with torch.no_grad():
+        same_as_by_hand(mlp, torch.randn(3, 7), "packed")
+        linears[-1].weight.mul_(2.0)
+        same_as_by_hand(mlp, torch.randn(3, 7), "packed")
+
+
+def test_from_linears_of_one_and_of_many_mixed_biases() -> None:
+    linears = [nn.Linear(7, 9), nn.Linear(9, 8, bias=False), nn.Linear(8, 5)]
+    for count in (1, 3):
+        mlp = tw.FusedMLP.from_linears(linears[:count], "relu").eval()
+        with torch.no_grad():
+            same_as_by_hand(mlp, torch.randn(3, 7), "packed")
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sizes": ()}, r"sizes=\[\]; expected two or more"),
+        ({"sizes": (5,)}, r"sizes=\[5\]; expected two or more whole numbers of at least 1"),
+        ({"sizes": (5, 0)}, r"sizes=\[5, 0\]; expected"),
+        ({"sizes": (5, -3, 2)}, r"sizes=\[5, -3, 2\]"),
+        ({"sizes": (5, 2.5)}, r"sizes=\[5, 2.5\]"),
+        ({"sizes": (5, 6), "gated": True}, r"sizes=\[5, 6\] with gated=True.*exactly three"),
+        ({"sizes": (5, 6, 7, 8), "gated": True}, r"gated=True.*exactly three"),
+        ({"sizes": (5, 6), "activation": "swish"}, r"'swish'; there are: identity relu"),
+        ({"sizes": (5, 6), "output_activation": "elu:a"}, r"elu takes 1 number"),
+        ({"sizes": (5, 6), "dropout": 1.0}, r"dropout=1.0; allowed is 0 ≤ dropout < 1"),
+        ({"sizes": (5, 6), "dropout": -0.1}, r"dropout=-0.1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(tw.TorchweldError, match=message):
+        tw.FusedMLP(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("linears", "gated", "message"),
+    [
+        ([], False, "expected two or more"),
+        ([nn.Linear(3, 4), nn.ReLU()], False, r"linears\[1\] is a ReLU; expected nn.Linear"),
+        (
+            [nn.Linear(3, 4), nn.Linear(5, 6)],
+            False,
+            "Linear 0 has 4 outputs but the next one takes 5",
+        ),
+        ([nn.Linear(3, 4)] * 2, True, r"gated takes 3 Linears \(gate, up, down\); 2 were given"),
+        (
+            [nn.Linear(3, 5), nn.Linear(3, 4), nn.Linear(4, 2)],
+            True,
+            r"gate has weight \[5, 3\], up \[4, 3\]; they must be equal",
+        ),
+        (
+            [nn.Linear(3, 4), nn.Linear(3, 4, bias=False), nn.Linear(4, 2)],
+            True,
+            "gate and up must both have a bias, or neither",
+        ),
+    ],
+)
+def test_linears_that_do_not_fit_are_named(
+    linears: list[nn.Linear], gated: bool, message: str
+) -> None:
+    with pytest.raises(tw.TorchweldError, match=message):
+        tw.FusedMLP.from_linears(linears, gated=gated)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.randn(2, 8), "weight takes 7 features, but x has 8"),
+        (torch.randn(2, 7).double(), "x is Double but"),
+        (torch.randn(2, 7).half(), "x is Half but"),
+        (torch.randn(2, 7).int(), "x is Int"),
+        (torch.randn(()), "x is a scalar"),
+    ],
+)
+def test_wrong_inputs_are_named(x: Tensor, message: str, grad: bool) -> None:
+    """The same words whether the packed copy or the parameters would have been read."""
+    mlp = tw.FusedMLP((7, 9, 5)).eval()
+    refused = pytest.raises(ValueError, match=message)
+    with torch.set_grad_enabled(grad), kernel_runs(calls=0), refused:
+        mlp(x)
+
+
+def test_what_is_not_a_tensor_is_refused() -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        tw.FusedMLP((7, 9, 5))([1.0] * 7)
+
+
+# ---- copies ----
+
+
+def through_torch_save(mlp: tw.FusedMLP) -> tw.FusedMLP:
+    buffer = io.BytesIO()
+    torch.save(mlp, buffer)
+    buffer.seek(0)
+    loaded: tw.FusedMLP = torch.load(buffer, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda mlp: pickle.loads(pickle.dumps(mlp)), through_torch_save],
+    ids=["deepcopy", "pickle", "torch.save"],
+)
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("shape", [SHAPES[3], SHAPES[5]], ids=["gated", "deep"])
+def test_copies_compute_the_same_and_go_their_own_way(
+    shape: dict[str, Any], packing: bool, copied: Callable[[tw.FusedMLP], tw.FusedMLP]
+) -> None:
+    weights = "packed" if packing else "natural"
+    mlp, x = tw.FusedMLP(**shape, packing=packing).eval(), torch.randn(4, 31)
+    with torch.no_grad():
+        before = mlp(x)  # the copy is made of a module that has packed already
+        other = copied(mlp)
+        assert other.packed_bytes == 0
+        with kernel_runs(weights):
+            assert torch.equal(other(x), before)
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+        same_as_by_hand(other, x, weights)
+        with kernel_runs(weights):
+            assert torch.equal(mlp(x), before)
+    assert repr(other) == repr(mlp)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_casting_there_and_back(dtype: torch.dtype) -> None:
+    mlp, x = tw.FusedMLP((31, 64, 16)).eval(), torch.randn(4, 31)
+    with torch.no_grad():
+        mlp(x)
+        mlp.to(dtype)
+        same_as_by_hand(mlp, x.to(dtype), "packed")
+        mlp.float()
+        same_as_by_hand(mlp, x, "packed")
+
+
+# ---- the user's changes ----
+
+
+class Doubled(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return 2 * w
+
+
+def test_parametrized_weights() -> None:
+    """The weight is a new tensor at each access: read where it lies, never packed."""
+    mlp, x = tw.FusedMLP((7, 9, 5)).eval(), torch.randn(4, 7)
+    with torch.no_grad():
+        plain = mlp(x)
+        parametrize.register_parametrization(mlp.up, "weight", Doubled())
+        same_as_by_hand(mlp, x, "natural")
+        assert not torch.allclose(mlp(x), plain)
+        mlp.up.parametrizations.weight.original.mul_(3.0)
+        same_as_by_hand(mlp, x, "natural")
+    same_as_by_hand(mlp, x, "natural")
+    mlp(x).sum().backward()
+    assert mlp.up.parametrizations.weight.original.grad is not None
+    parametrize.remove_parametrizations(mlp.up, "weight")
+    with torch.no_grad():
+        same_as_by_hand(mlp, x, "packed")
+
+
+def test_weight_norm_and_orthogonal() -> None:
+    for wrap in (parametrizations.weight_norm, parametrizations.orthogonal):
+        mlp = tw.FusedMLP((7, 9, 5), gated=True).eval()
+        wrap(mlp.gate)
+        with torch.no_grad():
+            same_as_by_hand(mlp, torch.randn(4, 7), "natural")
+
+
+def called_one_by_one(mlp: tw.FusedMLP, x: Tensor, because: str) -> Tensor:
+    """It says so once, then does it silently: a second warning would be an error here."""
+    with kernel_runs(calls=0):
+        with pytest.warns(UserWarning, match=f"runs its children one by one, because {because}"):
+            y: Tensor = mlp(x)
+        assert torch.equal(mlp(x), y)
+    return y
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", ["forward", "forward pre", "full backward"])
+def test_hooks_on_children_are_called(kind: str, gated: bool, grad: bool) -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5), gated=gated).eval(), torch.randn(4, 7)
+    x.requires_grad_(grad)
+    seen: list[str] = []
+    register = {
+        "forward": mlp.up.register_forward_hook,
+        "forward pre": mlp.up.register_forward_pre_hook,
+        "full backward": mlp.up.register_full_backward_hook,
+    }[kind]
+    with torch.set_grad_enabled(grad):
+        before = mlp(x)
+        handle = register(lambda *_: seen.append("seen"))
+        words = "backward hooks" if kind == "full backward" else f"{kind} hooks"
+        y = called_one_by_one(mlp, x, f"up has {words}")
+        torch.testing.assert_close(y, before)
+        if kind != "full backward":
+            assert len(seen) == 2
+        elif grad:
+            y.sum().backward()
+            assert len(seen) == 1
+        handle.remove()
+        same_as_by_hand(mlp, x, "natural" if grad else "packed")
+
+
+def test_a_hook_may_change_the_result() -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5)).eval(), torch.randn(4, 7)
+    mlp.down.register_forward_hook(lambda module, args, y: y + 1.0)
+    with torch.no_grad():
+        y = called_one_by_one(mlp, x, "down has forward hooks")
+        torch.testing.assert_close(y, by_hand(mlp, x))
+
+
+def test_hooks_on_the_module_itself_do_not_stop_fusion() -> None:
+    mlp, x, seen = tw.FusedMLP((7, 9, 5)).eval(), torch.randn(4, 7), []
+    mlp.register_forward_hook(lambda module, args, y: seen.append(y))
+    with torch.no_grad():
+        same_as_by_hand(mlp, x, "packed")
+    assert len(seen) == 1
+
+
+class LowRank(nn.Module):
+    """As adapters are added: the Linear inside, and something beside it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.a, self.b = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + self.b(self.a(x))
+        return y
+
+
+class Shouting(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * super().forward(x)
+
+
+class Quiet(nn.Linear):
+    """A subclass that computes what Linear computes."""
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("which", ["up", "down"])
+@pytest.mark.parametrize(
+    ("replacement", "name"),
+    [(LowRank, "LowRank"), (lambda old: nn.Sequential(old, nn.ReLU()), "Sequential")],
+)
+def test_a_replaced_child_is_called(
+    replacement: Callable[[nn.Linear], nn.Module], name: str, which: str, gated: bool
+) -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5), gated=gated).eval(), torch.randn(4, 7)
+    with torch.no_grad():
+        before = mlp(x)
+        original = getattr(mlp, which)
+        setattr(mlp, which, replacement(original))
+        y = called_one_by_one(mlp, x, f"{which} is a {name}")
+        torch.testing.assert_close(y, by_hand(mlp, x))
+        assert not torch.allclose(y, before)
+        setattr(mlp, which, original)
+        with kernel_runs("packed"):
+            assert torch.equal(mlp(x), before)
+
+
+def test_a_child_in_the_list_may_be_replaced_too() -> None:
+    mlp, x = tw.FusedMLP((7, 6, 6, 5)).eval(), torch.randn(4, 7)
+    with torch.no_grad():
+        mlp(x)
+        mlp.layers[1] = LowRank(mlp.layers[1])
+        torch.testing.assert_close(called_one_by_one(mlp, x, "1 is a LowRank"), by_hand(mlp, x))
+        mlp.layers[1] = nn.Linear(6, 6)
+        same_as_by_hand(mlp, x, "packed")
+
+
+def test_a_child_with_a_forward_of_its_own_is_called() -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5)).eval(), torch.randn(4, 7)
+    with torch.no_grad():
+        mlp(x)
+        plain = mlp.up.forward
+        mlp.up.forward = lambda x: 10 * plain(x)
+        y = called_one_by_one(mlp, x, "up has a forward of its own")
+        torch.testing.assert_close(y, by_hand(mlp, x))
+        del mlp.up.forward
+        same_as_by_hand(mlp, x, "packed")
+        mlp.up = Shouting(7, 9)
+        torch.testing.assert_close(called_one_by_one(mlp, x, "up is a Shouting"), by_hand(mlp, x))
+        mlp.up = Quiet(7, 9)
+        same_as_by_hand(mlp, x, "natural", "packed")
+
+
+def test_a_replaced_child_keeps_dropout_and_gradients() -> None:
+    mlp = tw.FusedMLP((7, 9, 5), dropout=0.5)
+    mlp.up = LowRank(mlp.up)
+    x = torch.randn(4, 7)
+    torch.manual_seed(1)
+    with pytest.warns(UserWarning, match="up is a LowRank"):
+        y = mlp(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(y, by_hand(mlp, x))
+    y.sum().backward()
+    assert mlp.up.a.weight.grad is not None
+
+
+def test_a_child_of_other_sizes_or_bias() -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5)).eval(), torch.randn(4, 7)
+    with torch.no_grad():
+        mlp(x)
+        mlp.up, mlp.down = nn.Linear(7, 12), nn.Linear(12, 3, bias=False)
+        same_as_by_hand(mlp, x, "natural", "packed")
+        mlp.up.bias = None
+        same_as_by_hand(mlp, x, "natural", "packed")
+    mlp.train()
+    same_as_by_hand(mlp, x, "natural")
+
+
+def test_functional_call() -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5)).eval(), torch.randn(4, 7)
+    other = tw.FusedMLP((7, 9, 5)).eval()
+    state = dict(other.named_parameters())
+    with torch.no_grad():
+        before = mlp(x)
+        with kernel_runs():
+            y = torch.func.functional_call(mlp, state, (x,))
+        torch.testing.assert_close(y, by_hand(other, x))
+        with kernel_runs("packed"):
+            assert torch.equal(mlp(x), before)
+
+
+def test_an_ensemble_by_vmap_over_functional_call() -> None:
+    base = tw.FusedMLP((7, 9, 5)).eval()
+    models = [tw.FusedMLP((7, 9, 5)) for _ in range(3)]
+    params, buffers = torch.func.stack_module_state(models)
+    x = torch.randn(4, 7)
+
+    def run(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(base, (params, buffers), (x,))
+        return y
+
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            ys = torch.func.vmap(run, in_dims=(0, None))(params, x)
+            for y, model in zip(ys, models, strict=True):
+                torch.testing.assert_close(y, by_hand(model, x))
+
+
+def test_forward_mode_in_eval_without_gradients() -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5), dtype=torch.float64).eval(), torch.randn(4, 7).double()
+    direction = torch.randn_like(x)
+    with torch.no_grad():
+        mlp(x)
+        got = torch.func.jvp(mlp, (x,), (direction,))
+        expected = torch.func.jvp(lambda x: by_hand(mlp, x), (x,), (direction,))
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_tensor_subclass_goes_through_its_own_door() -> None:
+    seen: list[str] = []
+
+    class Logged(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    mlp = tw.FusedMLP((7, 9, 5)).eval()
+    x = torch.randn(4, 7)
+    with torch.no_grad(), kernel_runs("natural"):
+        y = mlp(x.as_subclass(Logged))
+    assert isinstance(y, Logged)
+    assert any("chain" in name for name in seen)
+    torch.testing.assert_close(y.as_subclass(Tensor), by_hand(mlp, x))
+
+
+def test_inside_a_model_that_trains() -> None:
+    """The loss falls as it does with plain layers: the same steps from the same start."""
+    torch.manual_seed(0)
+    mlp = tw.FusedMLP((8, 32, 4), activation="silu")
+    plain = nn.Sequential(copy.deepcopy(mlp.up), nn.SiLU(), copy.deepcopy(mlp.down))
+    x, target = torch.randn(64, 8), torch.randn(64, 4)
+    losses = []
+    for model in (mlp, plain):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), target)
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+    assert losses[0] < 0.9 * F.mse_loss(torch.zeros_like(target), target)
