@@ -19,6 +19,7 @@ from peer_processes import AfterSide, Stage, WorkerError, WorkerSide
 from peer_summary import Cell
 from torch import Tensor
 
+from torchweld.activations import ACTIVATIONS
 from torchweld.blocks import LayerForm
 from torchweld.errors import TorchweldError
 from torchweld.measuring import Comparison, Side, compare
@@ -51,7 +52,7 @@ class Truth:
             bias = None if own.bias is None else rounded(own.bias).double()
             return F.linear(z, rounded(own.weight).double(), bias)
 
-        activation = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}[block.activation]
+        activation = ACTIVATIONS[block.activation].apply
         x, linears = rounded(block.inputs(rows)), block.linears()
         *hidden, last = linears
         z = x.double()

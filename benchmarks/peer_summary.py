@@ -46,7 +46,13 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One spot, measured. `refused` says who took no part and why; `errors` are rms over rms."""
+    """One spot, measured.
+
+    comparisons: torchweld against each other runtime
+    errors:      the largest error of each output against fp64, over the rms of the outputs
+    refused:     who was not timed, and why
+    details:     what each runtime says of how it ran; torchweld: the kernel and instruction set
+    """
 
     spot: Spot
     comparisons: Mapping[str, Comparison]
@@ -85,7 +91,8 @@ class Cell:
 
     def us(self, name: str) -> float:
         if name == "torchweld":
-            return next((c.baseline_us for c in self.comparisons.values()), math.nan)
+            longest = max(self.comparisons.values(), key=lambda c: c.rounds, default=None)
+            return math.nan if longest is None else longest.baseline_us
         return self.comparisons[name].candidate_us
 
     @property
@@ -153,7 +160,7 @@ def figures(cells: Sequence[Cell], peak_gflops: float | None) -> list[Figure]:
         return best[1] if best else None
 
     def of_peak(cell: Cell) -> Ratio | None:
-        if peak_gflops is None or not math.isfinite(cell.us("torchweld")):
+        if peak_gflops is None or not cell.ratios:
             return None
         share = cell.gflops / peak_gflops
         return Ratio(value=share, low=share, high=share)

@@ -1,6 +1,5 @@
 """The tables of the peers benchmark, for 100 columns: cells and figures in, rich tables out."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,7 +55,8 @@ def _speed_table(cells: Sequence[Cell]) -> Table:
         table.add_section()
         own = [c for c in cells if c.spot.block == block]
         labels = block.name.split() if len(own) > 1 else [block.name.replace(" ", "\n")]
-        for cell, label in itertools.zip_longest(own, labels, fillvalue=""):
+        labels += [""] * (len(own) - len(labels))
+        for cell, label in zip(own, labels, strict=True):
             table.add_row(Text(label, style="bold"), *_speed_row(cell, peers))
     return table
 

@@ -4,6 +4,7 @@
 // sees to its freshness, and calls the op through the dispatcher. In Python the same costs 5 us more.
 // What it does not recognise (another class, a hook, a tensor subclass, a tracer) it leaves to the caller
 // by returning None.
+#include <ATen/ATen.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -290,15 +291,16 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
         std::all_of(borrowed.begin(), borrowed.end(), [](const Tensor* t) { return packable(*t); });
     Tensor packed, y;
     c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
-    if (may_pack) {
+    if (!may_pack || x.scalar_type() == at::kBFloat16)
+      for (const Tensor* t : borrowed) params.push_back(*t);
+    if (may_pack && !(x.dim() && torchweld::composition_is_faster(x, params))) {
       auto* pack = reinterpret_cast<Pack*>(args[4]);
       if (!pack->fresh(borrowed, spec)) {
-        for (const Tensor* t : borrowed) params.push_back(*t);
+        if (params.empty())
+          for (const Tensor* t : borrowed) params.push_back(*t);
         pack->make(params, spec);
       }
       packed = pack->packed;
-    } else {
-      for (const Tensor* t : borrowed) params.push_back(*t);
     }
     {
       const Unlocked unlocked;

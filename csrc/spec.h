@@ -38,7 +38,7 @@ struct LayerSpec {
 };
 using Spec = std::vector<LayerSpec>;
 
-inline std::string quoted(std::string_view s) { return "'" + std::string(s) + "'"; }
+inline std::string quoted(std::string_view s) { return std::string("'").append(s).append("'"); }
 
 inline void parse_activation(std::string_view text, LayerSpec& layer) {
   const size_t colon = text.find(':');

@@ -1,7 +1,7 @@
 """The torch-free kernels, built on their own: widths and machines this one does not have, and ASan.
 
-`csrc/kernels/selftest.cpp` compares them with a scalar reference; here it is compiled in each way and
-run. `make test-all` installs the cross compiler and the emulator.
+`csrc/kernels/selftest.cpp` compares them with a scalar reference; here it is compiled in each way
+and run. `make test-all` installs the cross compiler and the emulator.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def test_kernels_agree_with_the_scalar_reference(
 def test_neon_kernels_agree_with_the_scalar_reference_under_emulation(tmp_path: Path) -> None:
     flags = ["-static", "-march=armv8-a", "-DTORCHWELD_ISA=neon", "-DTORCHWELD_HAVE_neon"]
     assert shutil.which("qemu-aarch64"), "qemu-aarch64 is needed; `make cross-tools` installs it"
-    out = run_selftest(
-        tmp_path, "aarch64-linux-gnu-g++", flags, runner=["qemu-aarch64"], cases=400
-    )
+    out = run_selftest(tmp_path, "aarch64-linux-gnu-g++", flags, runner=["qemu-aarch64"], cases=400)
     assert "neon, 4 floats a register" in out
 
 

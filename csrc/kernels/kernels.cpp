@@ -130,9 +130,10 @@ struct LayerWork {
     }
   }
 
-  // 128 rows of A in half of L2.
+  // 128 rows of A in half of L2, in whole running sums.
   static int64_t block_of_K() {
-    return std::clamp<int64_t>(torchweld::l2_bytes() / 2 / (128 * int64_t(sizeof(C))), 256, 768);
+    const int64_t fits = torchweld::l2_bytes() / 2 / (128 * int64_t(sizeof(C)));
+    return std::clamp<int64_t>(fits / kRunningSum, 1, 3) * kRunningSum;
   }
 
   // Panels in groups that one tile kernel takes at once: 4, 2 or 1, as long as there are so many.

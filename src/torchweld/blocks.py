@@ -1,8 +1,8 @@
 """What can be fused: layers, chains of them, and groups that share an input.
 
 A layer computes `act(x · Wᵀ + b)`, or, gated, `act(gate) · up`. `Layer` is one with its tensors,
-`LayerForm` the same without. A tuple of forms and the op's `spec` text say the same thing; the grammar
-stands in `csrc/spec.h`. M rows, K in, N out.
+`LayerForm` the same without. A tuple of forms and the op's `spec` text say the same thing; the
+grammar stands in `csrc/spec.h`. M rows, K in, N out.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _parse_layer(text: str) -> LayerForm:
     gate: Gate = "none"
     for flag in flags:
         if flag in GATES[1:]:
-            gate = flag  # type: ignore[assignment]
+            gate = flag
         elif flag not in ("b", "t"):
             raise BlockError(
                 f"unknown flag {flag!r} in a spec; there are: b t {' '.join(GATES[1:])}"

@@ -1,8 +1,8 @@
 """The errors a user can meet.
 
 Every message says what was given, what is allowed, and what to do about it. All kinds derive from
-`TorchweldError`, which is a `ValueError`: something in the call or its surroundings can be put right.
-Broken invariants of our own are `assert`s.
+`TorchweldError`, which is a `ValueError`: something in the call or its surroundings can be put
+right. Broken invariants of our own are `assert`s.
 """
 
 

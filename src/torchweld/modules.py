@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
+from torch.compiler import is_dynamo_compiling
 
 from torchweld import ops
 from torchweld.activations import ACTIVATIONS, format_activation, parse_activation
 from torchweld.blocks import Gate, LayerForm, format_spec
 from torchweld.errors import BlockError
 from torchweld.packing import new_pack
+
 
 def _not_in_c(*_: object) -> Tensor | None:
     return None
@@ -34,10 +38,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class FusedMLP(nn.Module):
     """`sizes[0] → … → sizes[-1]`, `activation` between the layers, as one op.
 
-    Two layers are children `up` and `down`; gated (exactly three sizes), `gate`, `up` and `down` compute
-    `down(activation(gate(x)) · up(x))`; any other number is `layers.0`, `layers.1`, … `dropout` acts in
-    training, on what the layers after the first receive. Activations may carry parameters, as in
-    `"leaky_relu:0.2"`. `packing=False` forgoes the packed copy of the weights that inference keeps.
+    Two layers are children `up` and `down`; gated (exactly three sizes), `gate`, `up` and `down`
+    compute `down(activation(gate(x)) · up(x))`; any other number is `layers.0`, `layers.1`, …
+    `dropout` acts in training, on what the layers after the first receive. Activations may carry
+    parameters, as in `"leaky_relu:0.2"`. `packing=False` forgoes the packed copy of the weights
+    that inference keeps.
     """
 
     __jit_unused_properties__ = ("packed_bytes",)
@@ -61,7 +66,7 @@ class FusedMLP(nn.Module):
         def linear(k: int, n: int) -> nn.Linear:
             return nn.Linear(k, n, bias=bias, device=device, dtype=dtype)
 
-        shapes = list(zip(sizes, sizes[1:], strict=False))
+        shapes = list(pairwise(sizes))
         linears = [linear(k, n) for k, n in (shapes[:1] if gated else []) + shapes]
         self._adopt(linears, activation, gated, dropout, output_activation, packing)
 
@@ -90,7 +95,7 @@ class FusedMLP(nn.Module):
         _checked_sizes(
             [path[0].in_features, *(x.out_features for x in path)] if path else [], gated
         )
-        for i, (before, after) in enumerate(zip(path, path[1:], strict=False)):
+        for i, (before, after) in enumerate(pairwise(path)):
             if before.out_features != after.in_features:
                 raise BlockError(
                     f"Linear {i} has {before.out_features} outputs but the next one takes "
@@ -98,8 +103,8 @@ class FusedMLP(nn.Module):
                 )
         if gated and linears[0].weight.shape != linears[1].weight.shape:
             raise BlockError(
-                f"gate has weight {list(linears[0].weight.shape)}, up {list(linears[1].weight.shape)}; "
-                "they must be equal"
+                f"gate has weight {list(linears[0].weight.shape)}, up "
+                f"{list(linears[1].weight.shape)}; they must be equal"
             )
         if gated and (linears[0].bias is None) != (linears[1].bias is None):
             raise BlockError("gate and up must both have a bias, or neither")
@@ -138,7 +143,7 @@ class FusedMLP(nn.Module):
 
     # ---- the children, as they are now ----
 
-    def _linears(self) -> dict[str, nn.Module | None]:
+    def _linears(self) -> dict[str, Any]:
         return self._modules if self._flat else self.layers._modules
 
     def _forms(self) -> list[LayerForm]:
@@ -172,13 +177,13 @@ class FusedMLP(nn.Module):
     # ---- forward ----
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if is_scripting():
             return self._scripted(x)
-        if not torch.compiler.is_dynamo_compiling():
+        if not is_dynamo_compiling():
             # Reads the children in C: 5 us less a call than the way below.
             training = self.training
             if not (training and self.dropout):
-                modules = self._modules if self._flat else self._modules["layers"]._modules
+                modules = self._modules if self._flat else self._modules["layers"]._modules  # type: ignore[union-attr]
                 pack = None if training else self._pack
                 y = _forward_in_c(modules, self._names, self._spec, x, pack)
                 if y is not None:
@@ -196,7 +201,7 @@ class FusedMLP(nn.Module):
         tensors = [
             tensor
             for child in self._linears().values()
-            for tensor in (child.weight, child.bias)  # type: ignore[union-attr]
+            for tensor in (child.weight, child.bias)
             if tensor is not None
         ]
         if not (self.training and self.dropout):
@@ -229,9 +234,9 @@ class FusedMLP(nn.Module):
         tensors: list[list[Tensor]] = []
         if hasattr(self, "layers"):
             for layer in self.layers:
-                tensors.append([layer.weight])
+                tensors.append([layer.weight])  # type: ignore[list-item]
                 if layer.bias is not None:
-                    tensors[-1].append(layer.bias)
+                    tensors[-1].append(layer.bias)  # type: ignore[arg-type]
         else:
             tensors.append([])
             if hasattr(self, "gate"):
@@ -289,7 +294,8 @@ def _checked_sizes(sizes: Sequence[int], gated: bool) -> list[int]:
     sizes = list(sizes)
     if len(sizes) < 2 or not all(isinstance(s, int) and s >= 1 for s in sizes):
         raise BlockError(
-            f"sizes={sizes}; expected two or more whole numbers of at least 1, such as (768, 3072, 768)"
+            f"sizes={sizes}; expected two or more whole numbers of at least 1, such as "
+            "(768, 3072, 768)"
         )
     if gated and len(sizes) != 3:
         raise BlockError(

@@ -1,7 +1,7 @@
 """`torch.ops.torchweld`: the compiled ops, or the same schemas registered from Python.
 
-Importing this module makes the ops exist. `compiled` is the extension, or None; `problem` says in one
-sentence why there is none.
+Importing this module makes the ops exist. `compiled` is the extension, or None; `problem` says in
+one sentence why there is none.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def _register_from_python() -> None:
     def needs_kernels(*_: object) -> Tensor:
         raise BuildError(f"packed weights need torchweld's kernels: {hardware.build_problem()}")
 
-    library = torch.library.Library("torchweld", "DEF")
+    library = torch.library.Library("torchweld", "DEF")  # type: ignore[no-untyped-call]
     lines = (Path(__file__).parent / "schemas.inc").read_text().splitlines()
     for schema in lines[1:-1]:  # the first and last are C++'s quotes
-        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         name = schema.partition("(")[0]
         body = {"chain": chain, "group": group}.get(name, needs_kernels)
-        library.impl(name, body, "CompositeImplicitAutograd")
+        library.impl(name, body, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     _registered.append(library)
 
 

@@ -1,10 +1,10 @@
 """Packed copies of weights: whether there are any, how much they cost, and making them anew.
 
-A module that packs keeps a `Pack`. The copy exists for inference only: it is made by the first call in
-eval mode with gradients off, is dropped by `train()`, and is compared at every call with the weights as
-they are: the same storage, version counter, shape and strides, and a sample of 16 elements of each
-tensor. What escapes all of these is an edit of few elements behind autograd's back (`w.data[0, 0] = 1`,
-a write through numpy); after one, call `repack`.
+A module that packs keeps a `Pack`. The copy exists for inference only: it is made by the first call
+in eval mode with gradients off, is dropped by `train()`, and is compared at every call with the
+weights as they are: the same storage, version counter, shape and strides, and a sample of 16
+elements of each tensor. What escapes all of these is an edit of few elements behind autograd's back
+(`w.data[0, 0] = 1`, a write through numpy); after one, call `repack`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _packs(model: nn.Module) -> list[Any]:
 
 
 def repack(model: nn.Module) -> nn.Module:
-    """Forget every packed copy in `model`; the next call in inference makes them from the weights."""
+    """Forget every packed copy in `model`; the next call in inference makes them anew."""
     for pack in _packs(model):
         pack.clear()
     return model
