@@ -1,8 +1,9 @@
 // The two micro-kernels. Both write a small tile of sums in the compute type; bias and activation come
 // after, on the tile, while it is in L1.
 //
-// A *panel* is kPanel<C> = 2 registers' worth of neighbouring outputs, stored [K][kPanel]. A gated layer
-// has one register of gate and one of up in each panel, so that both halves of a product meet.
+// A *panel* is kPanel<C> = 2 registers' worth of neighbouring outputs, stored [K][kPanel] (bf16 with the
+// two taking turns, see load_pair). A gated layer has one register of gate and one of up in each panel,
+// so that both halves of a product meet.
 //
 //   panel_tile  MR rows x NP panels, k outermost: one broadcast of x, NP * 2 loads of weights, MR * NP * 2
 //               FMAs a step. Sums run over kRunningSum steps, and those are added up in order, whatever
@@ -80,8 +81,9 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
     for (const int64_t stop = std::min(k + kRunningSum, job.K); k < stop; ++k) {
       Vec<C> w[NV];
       TW_UNROLL for (int p = 0; p < NP; ++p) {
-        w[2 * p] = load(B + p * next_panel);
-        w[2 * p + 1] = load(B + p * next_panel + L);
+        const Pair<C> row = load_pair(B + p * next_panel);
+        w[2 * p] = row.first;
+        w[2 * p + 1] = row.second;
         TW_UNROLL for (int e = 0; e < 2 * L; e += kLineElements) {
           __builtin_prefetch(ahead + p * next_panel + e);
         }

@@ -84,7 +84,8 @@ Source source_of(const Layer& layer, int64_t M) {
       return p.stride_k == 1 && (p.stride_n >= layer.K || layer.N == 1);
     };
     if (rows_of_k(layer.up) && (!layer.gated || rows_of_k(layer.gate))) return Source::dots;
-    if (!layer.gated && layer.up.stride_n == 1) return Source::panels_in_place;
+    const bool paired = std::is_same_v<T, bf16>;  // its panels have an order of their own
+    if (!paired && !layer.gated && layer.up.stride_n == 1) return Source::panels_in_place;
   }
   return Source::repacked;
 }

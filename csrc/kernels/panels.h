@@ -97,6 +97,7 @@ void pack_panel(const Layer& layer, int64_t panel, int64_t k0, int64_t k1, T* ou
     for (int64_t j = 0; j < c.valid; ++j)
       for (int64_t i = k; i < k1; ++i) to[(i - k0) * 2 * L + j] = w[j * sn + i * sk];
   }
+  for (int64_t k = k0; k < k1; ++k) pair_up(out + (k - k0) * 2 * L);
 }
 
 // The bias of one panel, zero where there is none.

@@ -122,6 +122,34 @@ TW_INLINE VecF load(const fp16* p) {
 #endif
 }
 
+// ---- one row of a panel: two registers' worth of neighbouring outputs ----
+template <class C>
+struct Pair {
+  Vec<C> first, second;
+};
+template <class T>
+TW_INLINE Pair<compute_t<T>> load_pair(const T* p) {
+  return {load(p), load(p + kLanes<compute_t<T>>)};
+}
+// bf16 is kept as 32-bit words, an output of the first register in the low half and one of the second in
+// the high half: a shift and a mask widen both, where two separate loads take two conversions and two
+// shifts. `pair_up` brings a plain row into that order.
+TW_INLINE Pair<float> load_pair(const bf16* p) {
+  VecU words;
+  std::memcpy(&words, p, sizeof words);
+  return {as_float(words << 16), as_float(words & 0xffff0000u)};
+}
+template <class T>
+TW_INLINE void pair_up(T*) {}
+template <>
+TW_INLINE void pair_up(bf16* row) {
+  const VecU low = __builtin_convertvector(*reinterpret_cast<const Half*>(row), VecU);
+  const VecU high =
+      __builtin_convertvector(*reinterpret_cast<const Half*>(row + kLanes<float>), VecU);
+  const VecU words = low | (high << 16);
+  std::memcpy(row, &words, sizeof words);
+}
+
 // ---- storing: round to nearest even, NaN stays NaN ----
 TW_INLINE void store(float* p, VecF v) { *reinterpret_cast<VecOf<float>::loose*>(p) = v; }
 TW_INLINE void store(double* p, Vec<double> v) { *reinterpret_cast<VecOf<double>::loose*>(p) = v; }

@@ -1,12 +1,13 @@
 """The specification: a chain or group in plain PyTorch, and the oracle when run in fp64.
 
 In: x `[..., K]`, the op's tensors and forms. Out: `[..., N]`, or one such for each member of a
-group.
+group. The two primitives it is made of may be given, so that the specification can be run with others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,17 +25,30 @@ from torchweld.kernels.base import (
 )
 
 
-def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor]) -> Tensor:
+def activate(form: LayerForm, z: Tensor) -> Tensor:
+    return ACTIVATIONS[form.activation].apply(z, *form.parameters)
+
+
+class Primitives(NamedTuple):
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
+    activate: Callable[[LayerForm, Tensor], Tensor] = activate
+
+
+PLAIN = Primitives()
+
+
+def layer(
+    x: Tensor, form: LayerForm, tensors: Sequence[Tensor], by: Primitives = PLAIN
+) -> Tensor:
     step = 2 if form.bias else 1
     products = []
     for i in range(form.weights):
         weight = tensors[i * step]
         bias = tensors[i * step + 1] if form.bias else None
-        products.append(linear(x, weight.t() if form.transposed else weight, bias))
-    act = ACTIVATIONS[form.activation].apply
+        products.append(by.linear(x, weight.t() if form.transposed else weight, bias))
     match form.gate:
         case "none":
-            return act(products[0], *form.parameters)
+            return by.activate(form, products[0])
         case "separate":
             gate, up = products
         case "first":
@@ -43,17 +57,21 @@ def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor]) -> Tensor:
             up, gate = products[0].chunk(2, -1)
         case "interleaved":
             gate, up = products[0][..., ::2], products[0][..., 1::2]
-    return act(gate, *form.parameters) * up
+    return by.activate(form, gate) * up
 
 
-def chain(x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm]) -> Tensor:
+def chain(
+    x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm], by: Primitives = PLAIN
+) -> Tensor:
     for form, own in split_tensors(forms, tensors):
-        x = layer(x, form, own)
+        x = layer(x, form, own, by)
     return x
 
 
-def group(x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm]) -> list[Tensor]:
-    return [layer(x, form, own) for form, own in split_tensors(forms, tensors)]
+def group(
+    x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm], by: Primitives = PLAIN
+) -> list[Tensor]:
+    return [layer(x, form, own, by) for form, own in split_tensors(forms, tensors)]
 
 
 def run(block: Block, x: Tensor, tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
