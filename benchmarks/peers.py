@@ -206,8 +206,10 @@ def measure(bench: Bench, spots: Sequence[pg.Spot], cells: list[Cell], console: 
 
 def line(cell: Cell) -> str:
     best, ratios = cell.best_peer, cell.ratios
-    if best is None or "eager" not in ratios:
-        return f"{cell.spot}: not measured, {'; '.join(cell.refused.values()) or 'no rounds'}"
+    if best is None:
+        unmeasured = [c for name, c in cell.comparisons.items() if name not in ratios]
+        reasons = [*cell.refused.values(), *(c.reason for c in unmeasured)]
+        return f"{cell.spot}: not measured, {reasons[-1] if reasons else 'nobody took part'}"
     text = f"{cell.spot}: {ratios['eager'].value:.2f} of eager"
     return text if best[0] == "eager" else f"{text}, {best[1].value:.2f} of {best[0]}"
 

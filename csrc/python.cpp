@@ -216,6 +216,7 @@ PyTypeObject* pack_type = nullptr;
 
 struct Names {
   PyObject *parameters, *weight, *bias, *forward;
+  PyObject *modules, *order, *spec, *pack, *training, *dropout, *holder;
   PyObject* hooks[4];
 } names;
 PyTypeObject* linear_type = nullptr;  // nn.Linear
@@ -261,40 +262,72 @@ bool packable(const Tensor& t) {
                                   c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
 }
 
-// forward(modules, names, spec, x, pack): the chain over the children `names` (a tuple of strings) of
-// `modules`; None if the caller has to do it. `pack` is a Pack, or None where packing is not wanted.
+// What `forward` finds in a module's instance dictionary. Each read through nn.Module's attributes would
+// cost 40 ns; there are seven.
+struct ModuleState {
+  PyObject *children, *order, *spec, *pack;
+
+  // False where the module is not as FusedMLP makes it, or has dropout to do.
+  bool read(PyObject* module) {
+    PyObject** slot = _PyObject_GetDictPtr(module);
+    if (!slot || !*slot) return false;
+    const auto get = [&](PyObject* name) { return PyDict_GetItem(*slot, name); };
+    children = get(names.modules);
+    order = get(names.order);
+    spec = get(names.spec);
+    pack = get(names.pack);
+    PyObject* training = get(names.training);
+    PyObject* holder = get(names.holder);
+    if (!children || !order || !spec || !pack || !training || !holder) return false;
+    if (training != Py_False) {
+      PyObject* dropout = get(names.dropout);
+      if (!dropout || PyObject_IsTrue(dropout) != 0) return false;
+      pack = Py_None;  // weights are about to change
+    }
+    if (holder != Py_None) {
+      PyObject* list = PyDict_Check(children) ? PyDict_GetItem(children, holder) : nullptr;
+      PyObject** inner = list ? _PyObject_GetDictPtr(list) : nullptr;
+      children = inner && *inner ? PyDict_GetItem(*inner, names.modules) : nullptr;
+    }
+    return children && PyDict_Check(children) && PyTuple_Check(order) && PyUnicode_Check(spec);
+  }
+};
+
+// forward(module, x): the chain over the module's children; None if the caller has to do it.
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 5 || !PyDict_Check(args[0]) || !PyTuple_Check(args[1]) ||
-      !PyUnicode_Check(args[2])) {
-    PyErr_SetString(PyExc_TypeError, "forward(modules: dict, names: tuple, spec: str, x, pack)");
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "forward(module, x)");
     return nullptr;
   }
-  if (!THPVariable_CheckExact(args[3]) || at::impl::torch_function_mode_enabled()) Py_RETURN_NONE;
+  ModuleState state;
+  if (!THPVariable_CheckExact(args[1]) || at::impl::torch_function_mode_enabled() ||
+      !state.read(args[0]))
+    Py_RETURN_NONE;
   // Borrowed from the modules, which this thread keeps alive while it holds the lock.
   c10::SmallVector<const Tensor*, 8> borrowed;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
-    PyObject* child = PyDict_GetItem(args[0], PyTuple_GET_ITEM(args[1], i));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(state.order); ++i) {
+    PyObject* child = PyDict_GetItem(state.children, PyTuple_GET_ITEM(state.order, i));
     if (!child || !append_parameters(child, borrowed)) Py_RETURN_NONE;
   }
   return guarded([&]() -> PyObject* {
     Py_ssize_t length = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(args[2], &length);
+    const char* text = PyUnicode_AsUTF8AndSize(state.spec, &length);
     if (!text) return nullptr;
     const std::string_view spec(text, size_t(length));
     size_t wanted = 0;
     for (const auto& layer : torchweld::parse_spec(spec)) wanted += size_t(layer.tensors());
     if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias came or went
-    const Tensor& x = THPVariable_Unpack(args[3]);
+    const Tensor& x = THPVariable_Unpack(args[1]);
     const bool may_pack =
-        args[4] != Py_None && Py_TYPE(args[4]) == pack_type && !at::GradMode::is_enabled() &&
-        undisturbed() && packable(x) && !x._fw_grad(0).defined() &&
+        Py_TYPE(state.pack) == pack_type && !at::GradMode::is_enabled() && undisturbed() &&
+        packable(x) && !x._fw_grad(0).defined() &&
         std::all_of(borrowed.begin(), borrowed.end(), [](const Tensor* t) { return packable(*t); });
     Tensor packed, y;
     c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
     if (!may_pack || x.scalar_type() == at::kBFloat16)
       for (const Tensor* t : borrowed) params.push_back(*t);
     if (may_pack && !(x.dim() && torchweld::composition_is_faster(x, params))) {
-      auto* pack = reinterpret_cast<Pack*>(args[4]);
+      auto* pack = reinterpret_cast<Pack*>(state.pack);
       if (!pack->fresh(borrowed, spec)) {
         if (params.empty())
           for (const Tensor* t : borrowed) params.push_back(*t);
@@ -370,7 +403,7 @@ PyObject* probe_read(PyObject*, PyObject* args) {
 
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL,
-     "forward(modules, names, spec, x, pack) -> Tensor | None"},
+     "forward(module, x) -> Tensor | None"},
     {"isas", isas, METH_NOARGS, "{name: (built, supported)}"},
     {"isa", isa, METH_NOARGS, "The instruction set in use."},
     {"choose_isa", choose_isa, METH_O, "Use another instruction set; '' for the best."},
@@ -397,14 +430,20 @@ PyMODINIT_FUNC PyInit__C() {
   linear_type = reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(nn, "Linear"));
   Py_DECREF(nn);
   if (!linear_type) return nullptr;
-  names = {PyUnicode_InternFromString("_parameters"),
-           PyUnicode_InternFromString("weight"),
-           PyUnicode_InternFromString("bias"),
-           PyUnicode_InternFromString("forward"),
-           {PyUnicode_InternFromString("_forward_hooks"),
-            PyUnicode_InternFromString("_forward_pre_hooks"),
-            PyUnicode_InternFromString("_backward_hooks"),
-            PyUnicode_InternFromString("_backward_pre_hooks")}};
+  const auto name = PyUnicode_InternFromString;
+  names = {name("_parameters"),
+           name("weight"),
+           name("bias"),
+           name("forward"),
+           name("_modules"),
+           name("_names"),
+           name("_spec"),
+           name("_pack"),
+           name("training"),
+           name("dropout"),
+           name("_holder"),
+           {name("_forward_hooks"), name("_forward_pre_hooks"), name("_backward_hooks"),
+            name("_backward_pre_hooks")}};
 
   pack_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&pack_spec));
   if (!pack_type) return nullptr;

@@ -1,7 +1,7 @@
 """Activations: one list in two languages, and how close the fp32 ones are to exact.
 
-A sum of one product with 1 is exact, so a layer of one feature is its activation. Bounds are in ulp,
-units in the last place of the exact result.
+A sum of one product with 1 is exact, so a layer of one feature is its activation. Bounds are in
+ulp, units in the last place of the exact result.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers import ISAS, kernel_runs, random_tensors, shapes_of
+from tests.helpers import ISAS, fixed, kernel_runs, random_tensors, shapes_of
 from tests.strategies import layer_forms
 
 import torchweld as tw
@@ -21,7 +21,7 @@ from torchweld.blocks import (
 from torchweld.errors import BlockError
 from torchweld.kernels import reference
 
-W, B = torch.randn(4, 3), torch.randn(4)
+W, B = fixed(4, 3), fixed(4)
 
 
 @given(st.lists(layer_forms(), min_size=1, max_size=5))

@@ -17,6 +17,7 @@ from tests.helpers import (
     NOT_PACKED,
     all_ok,
     chain,
+    fixed,
     group,
     kernel_runs,
     packed_chain,
@@ -75,13 +76,7 @@ def counted(op: Callable[..., Tensor | list[Tensor]], spec: str) -> Callable[...
 
 # ---- errors ----
 
-X, W1, B1, W2, B2 = (
-    torch.randn(2, 3),
-    torch.randn(4, 3),
-    torch.randn(4),
-    torch.randn(5, 4),
-    torch.randn(5),
-)
+X, W1, B1, W2, B2 = fixed(2, 3), fixed(4, 3), fixed(4), fixed(5, 4), fixed(5)
 
 
 @pytest.mark.parametrize("op", [chain, packed_chain], ids=["chain", "packed"])
@@ -295,9 +290,9 @@ def test_inference_mode(op: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize(
     ("spec", "x", "dtype"),
     [
-        (GELU, torch.randn(2, 3, 5), torch.float32),
-        ("silu/separate;identity", torch.randn(5), torch.bfloat16),
-        ("silu/interleaved/t/b", torch.randn(5, 4).t(), torch.float64),
+        (GELU, fixed(2, 3, 5), torch.float32),
+        ("silu/separate;identity", fixed(5), torch.bfloat16),
+        ("silu/interleaved/t/b", fixed(5, 4).t(), torch.float64),
     ],
 )
 def test_opcheck_of_a_chain(spec: str, x: Tensor, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tests.helpers import ISAS, kernel_runs, using_isa
+from tests.helpers import ISAS, fixed, kernel_runs, using_isa
 from tests.test_modules import by_hand
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ import torchweld as tw
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
 
-X = torch.randn(5, 31)
+X = fixed(5, 31)
 KINDS: dict[str, Callable[[], tw.FusedMLP]] = {
     "one layer": lambda: tw.FusedMLP((31, 16)),
     "two": lambda: tw.FusedMLP((31, 64, 16)),
@@ -282,7 +282,8 @@ def test_nor_when_the_old_memory_is_handed_out_again(
         with torch.no_grad():
             expected = by_hand(mlp, X)
             if (expected - before).abs().max() > 1e-3:
-                torch.testing.assert_close(mlp(X), expected)
+                close = 1e-5 * expected.abs().max().item()  # some grow with every change
+                torch.testing.assert_close(mlp(X), expected, rtol=0, atol=close)
 
 
 def test_the_original_dtype_with_other_numbers_after_a_cast(mlp: tw.FusedMLP) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import ISAS, NOT_PACKED, group, kernel_runs, random_tensors, run_python
+from tests.helpers import ISAS, NOT_PACKED, fixed, group, kernel_runs, random_tensors, run_python
 from tests.test_modules import SHAPE_IDS, SHAPES, by_hand
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -24,7 +24,7 @@ from torchweld.kernels import reference
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
 
-X = torch.randn(5, 31)
+X = fixed(5, 31)
 
 
 @pytest.fixture(autouse=True)

@@ -135,7 +135,7 @@ class FusedMLP(nn.Module):
             self.up, self.down = linears
         else:
             self.layers = nn.ModuleList(linears)
-        self._flat = "layers" not in self._modules
+        self._holder = "layers" if "layers" in self._modules else None
         self._names = tuple(self._linears())
         self._specs = [str(form) for form in self._forms()]
         self._spec = ";".join(self._specs)
@@ -144,7 +144,7 @@ class FusedMLP(nn.Module):
     # ---- the children, as they are now ----
 
     def _linears(self) -> dict[str, Any]:
-        return self._modules if self._flat else self.layers._modules
+        return self._modules if self._holder is None else self.layers._modules
 
     def _forms(self) -> list[LayerForm]:
         """The layers, biases as the children have them now."""
@@ -181,13 +181,9 @@ class FusedMLP(nn.Module):
             return self._scripted(x)
         if not is_dynamo_compiling():
             # Reads the children in C: 5 us less a call than the way below.
-            training = self.training
-            if not (training and self.dropout):
-                modules = self._modules if self._flat else self._modules["layers"]._modules  # type: ignore[union-attr]
-                pack = None if training else self._pack
-                y = _forward_in_c(modules, self._names, self._spec, x, pack)
-                if y is not None:
-                    return y
+            y = _forward_in_c(self, x)
+            if y is not None:
+                return y
         return self._general(x)
 
     def _general(self, x: Tensor) -> Tensor:

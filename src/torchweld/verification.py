@@ -9,24 +9,24 @@ along the last dimension:
     NaN and Inf   where eager has them, or, where eager differs from it, as the reference has them
     the guard     a comparison that an answer of zeros would pass says nothing
 
-The scale of a sum is the sum of its absolute products, what it would be without cancellation. The
-errors of the layers before come on top, added as independent errors are: by squares. `check_block`
-runs candidate, eager and reference of a chain or group, and judges the outputs and every gradient.
-M rows, K in, N out.
+The scale of a sum is the sum of its absolute products, what it would be without cancellation. What
+rounding in the layers before does to it comes on top: a few trials put such errors into the
+reference and see. `check_block` runs candidate, eager and reference of a chain or group, and judges
+the outputs and every gradient. M rows, K in, N out.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from torchweld.activations import ACTIVATIONS
-from torchweld.blocks import LayerForm, split_tensors
+from torchweld.blocks import LayerForm
 from torchweld.errors import BlockError
 from torchweld.kernels import reference as reference_kernel
 
@@ -142,152 +142,6 @@ def _largest(t: Tensor) -> Tensor:
 # ---- the scale of a block's sums ----
 
 
-class Sized(NamedTuple):
-    """A value in fp64 with two measures, both in units of the type's eps.
-
-    `scale` is what the rule allows for: the sum without cancellation. `error` is what to expect of
-    an intermediate result: sums of 16-bit numbers are accumulated in fp32, then rounded once.
-    """
-
-    value: Tensor
-    scale: Tensor
-    error: Tensor
-
-
-def _exact(t: Tensor) -> Sized:
-    zeros = torch.zeros_like(t)
-    return Sized(t, zeros, zeros)
-
-
-def _sum_of_products(a: Sized, b: Sized, eps: float, more: Tensor | None = None) -> Sized:
-    """`a @ b`, plus a vector."""
-    value, own = a.value @ b.value, a.value.abs() @ b.value.abs()
-    if more is not None:
-        value, own = value + more, own + more.abs()
-    inherited = _root_of_squares(a.error, b.value) + _root_of_squares(a.value, b.error)
-    accumulated = own * (min(eps, torch.finfo(torch.float32).eps) / eps)
-    return Sized(value, own + inherited, torch.maximum(accumulated, value.abs()) + inherited)
-
-
-def _root_of_squares(a: Tensor, b: Tensor) -> Tensor:
-    """Independent errors a, summed with the weights b."""
-    by_a, by_b = _largest(a), _largest(b)
-    return ((a / by_a).square() @ (b / by_b).square()).sqrt() * by_a * by_b
-
-
-def _plus(a: Sized, b: Sized) -> Sized:
-    return Sized(*(one + other for one, other in zip(a, b, strict=True)))
-
-
-def _times(a: Sized, b: Sized) -> Sized:
-    scale = a.value.abs() * b.scale + a.scale * b.value.abs()
-    error = a.value.abs() * b.error + a.error * b.value.abs()
-    return Sized(a.value * b.value, scale, error)
-
-
-def _through(function: Callable[[Tensor], Tensor], z: Sized, eps: float, floor: Tensor) -> Sized:
-    """A function of z: how far it goes when z goes as far as it may be off, so that kinks count."""
-    value = function(z.value)
-
-    def measure(size: Tensor) -> Tensor:
-        spread = (function(z.value + eps * size) - function(z.value - eps * size)).abs() / (2 * eps)
-        # Where z is Inf, and so its scale, the value is a limit, and exact.
-        spread = spread.nan_to_num(nan=0.0, posinf=0.0)
-        return torch.maximum(spread, torch.maximum(value.abs(), floor))
-
-    return Sized(value, measure(z.scale), measure(z.error))
-
-
-def _activated(form: LayerForm, z: Sized, eps: float) -> Sized:
-    def function(z: Tensor) -> Tensor:
-        return ACTIVATIONS[form.activation].apply(z, *form.parameters)
-
-    # Formulas such as z · (1 + erf) lose the last digits of z even where they are flat.
-    return _through(function, z, eps, floor=z.value.abs())
-
-
-def _slope(form: LayerForm, z: Sized, eps: float) -> Sized:
-    def function(z: Tensor) -> Tensor:
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            y = ACTIVATIONS[form.activation].apply(z, *form.parameters)
-            (slope,) = torch.autograd.grad(y.sum(), z)
-        return slope
-
-    return _through(function, z._replace(scale=z.error), eps, floor=torch.zeros_like(z.value))
-
-
-class _Layer(NamedTuple):
-    """One layer of the reference and what its backward pass needs. `gate` is None without one."""
-
-    form: LayerForm
-    weights: list[Tensor]  # [outputs, K], one or two
-    x: Sized
-    gate: Sized | None  # before the activation
-    up: Sized
-    active: Sized  # after the activation
-    y: Sized
-
-
-def _halves(form: LayerForm, products: list[Sized]) -> tuple[Sized | None, Sized]:
-    """Gate and up of a layer's products, as `kernels.reference` takes them apart."""
-    if form.gate == "none":
-        return None, products[0]
-    if form.gate == "separate":
-        return products[0], products[1]
-    if form.gate == "interleaved":
-        first, second = (Sized(*(t[:, i::2] for t in products[0])) for i in (0, 1))
-    else:
-        first, second = (Sized(*(t.chunk(2, 1)[i] for t in products[0])) for i in (0, 1))
-    return (second, first) if form.gate == "second" else (first, second)
-
-
-def _whole(form: LayerForm, gate: Sized | None, up: Sized) -> list[Sized]:
-    """The inverse of `_halves`."""
-    if gate is None:
-        return [up]
-    if form.gate == "separate":
-        return [gate, up]
-    pairs = zip(up, gate, strict=True) if form.gate == "second" else zip(gate, up, strict=True)
-    if form.gate == "interleaved":
-        return [Sized(*(torch.stack(pair, -1).flatten(-2) for pair in pairs))]
-    return [Sized(*(torch.cat(pair, -1) for pair in pairs))]
-
-
-def _forward(form: LayerForm, x: Sized, tensors: Sequence[Tensor], eps: float) -> _Layer:
-    step = 2 if form.bias else 1
-    weights = [w.mT if form.transposed else w for w in tensors[::step]]
-    biases = tensors[1::2] if form.bias else [None] * form.weights
-    gate, up = _halves(
-        form,
-        [_sum_of_products(x, _exact(w.mT), eps, b) for w, b in zip(weights, biases, strict=True)],
-    )
-    active = _activated(form, up if gate is None else gate, eps)
-    y = active if gate is None else _times(active, up)
-    return _Layer(form, weights, x, gate, up, active, y)
-
-
-def _backward(layer: _Layer, g: Sized, eps: float) -> tuple[Sized, list[Tensor]]:
-    """The gradient of the layer's input, and the scales of those of its tensors, in their order."""
-    form = layer.form
-    if layer.gate is None:
-        parts = _whole(form, None, _times(g, _slope(form, layer.up, eps)))
-    else:
-        slope = _slope(form, layer.gate, eps)
-        parts = _whole(form, _times(_times(g, layer.up), slope), _times(g, layer.active))
-    grads_x: list[Sized] = []
-    scales: list[Tensor] = []
-    for part, weight in zip(parts, layer.weights, strict=True):
-        turned = Sized(*(t.mT for t in part))
-        scale = _sum_of_products(turned, layer.x, eps).scale
-        scales.append(scale.mT if form.transposed else scale)
-        if form.bias:
-            ones = torch.ones_like(part.value[:, :1])
-            scales.append(_sum_of_products(turned, _exact(ones), eps).scale.squeeze(1))
-        grads_x.append(_sum_of_products(part, _exact(weight), eps))
-    return functools.reduce(_plus, grads_x), scales
-
-
 class Scales(NamedTuple):
     """Elementwise: of each output and, if gradients were asked for, of x's and each tensor's."""
 
@@ -295,7 +149,6 @@ class Scales(NamedTuple):
     grads: list[Tensor]
 
 
-@torch.no_grad()
 def scales_of(
     x: Tensor,
     tensors: Sequence[Tensor],
@@ -304,29 +157,171 @@ def scales_of(
     group: bool = False,
     grads: Sequence[Tensor] | None = None,
 ) -> Scales:
-    """`grads` are those of the outputs; without them only the outputs' scales are computed."""
-    parts = split_tensors(forms, [t.detach().double() for t in tensors])
-    start, eps = _exact(_rows(x)), torch.finfo(x.dtype).eps
-    layers: list[_Layer] = []
-    for form, own in parts:
-        layers.append(_forward(form, start if group or not layers else layers[-1].y, own, eps))
-    last = layers if group else layers[-1:]
-    outputs = [s.reshape(*x.shape[:-1], s.shape[-1]) for s in (layer.y.scale for layer in last)]
-    if grads is None:
+    """`grads` are those of the outputs; without them only the outputs' scales are computed.
+
+    Deterministic. A row's error is the largest of its elements' and of all trials: the fewer
+    elements, the more trials, each of which runs the reference once more.
+    """
+    eps = torch.finfo(x.dtype).eps
+    rows = None if grads is None else [_rows(grad) for grad in grads]
+    inputs = [_rows(x), *(t.detach().double() for t in tensors)]
+
+    def run(by: _Measuring | _Rounding, backward: bool) -> list[Tensor]:
+        primitives = reference_kernel.Primitives(by.linear, by.activate)
+        own = [t.detach().requires_grad_(backward) for t in inputs]
+        with torch.set_grad_enabled(backward):
+            ys = _reference(own[0], own[1:], forms, group, primitives)
+        return [*ys, *torch.autograd.grad(ys, own, rows)] if backward else ys
+
+    products = [(form, i) for form in forms for i in range(form.weights)]
+    last = 0 if group else len(products) - forms[-1].weights
+    measured = _Measuring()
+    exact = run(measured, backward=rows is not None)
+    count = len(forms) if group else 1
+    pairs = max(2, 16 // min(size.shape[1] for size in measured.sums))
+
+    off = [y.abs() * eps for y in exact[:count]]
+    for trial in range(2 * pairs):
+        rounding = _Rounding(measured, products, eps, last=last, trial=trial)
+        off = _furthest(off, run(rounding, backward=False), exact)
+    outputs = [t.reshape(*x.shape[:-1], t.shape[-1]) / eps for t in off]
+    if rows is None:
         return Scales(outputs, [])
-    of_x, of_tensors = torch.zeros_like(start.value), []
+
+    of_grads = measured.scales_of_grads(
+        products, readers=range(len(products) if group else forms[0].weights)
+    )
+    off = [torch.zeros_like(t) for t in of_grads]
+    for trial in range(0, 2 * pairs, 2):
+        rounding = _Rounding(measured, products, eps, last=len(products), trial=trial)
+        off = _furthest(off, run(rounding, backward=True)[count:], exact[count:])
+    scales = [own + inherited / eps for own, inherited in zip(of_grads, off, strict=True)]
+    return Scales(outputs, [scales[0].reshape(x.shape), *scales[1:]])
+
+
+def _reference(
+    x: Tensor,
+    tensors: Sequence[Tensor],
+    forms: Sequence[LayerForm],
+    group: bool,
+    by: reference_kernel.Primitives = reference_kernel.PLAIN,
+) -> list[Tensor]:
     if group:
-        for layer, grad in zip(layers, grads, strict=True):
-            grad_x, own_scales = _backward(layer, _exact(_rows(grad)), eps)
-            of_x = of_x + grad_x.scale
-            of_tensors += own_scales
-    else:
-        g = _exact(_rows(grads[0]))
-        for layer in reversed(layers):
-            g, own_scales = _backward(layer, g, eps)
-            of_tensors = own_scales + of_tensors
-        of_x = g.scale
-    return Scales(outputs, [of_x.reshape(x.shape), *of_tensors])
+        return reference_kernel.group(x, tensors, forms, by)
+    return [reference_kernel.chain(x, tensors, forms, by)]
+
+
+def _furthest(off: list[Tensor], tried: list[Tensor], exact: list[Tensor]) -> list[Tensor]:
+    differences = [(a - b).abs().nan_to_num(0.0) for a, b in zip(tried, exact, strict=False)]
+    return [torch.maximum(*pair) for pair in zip(off, differences, strict=True)]
+
+
+def _when_known(t: Tensor, see: Callable[[Tensor], Tensor | None]) -> None:
+    """Shows t's gradient to `see`, which may return another."""
+    t.register_hook(see)  # type: ignore[no-untyped-call]
+
+
+class _Measuring:
+    """The reference's primitives, which note the sum of absolute products of every sum."""
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+        self.grads: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of x, weight and bias
+
+    def linear(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        index, size, weights = len(self.sums), x.detach().abs(), w.detach().abs()
+        self.sums.append(size @ weights.mT + (0.0 if b is None else b.detach().abs()))
+        z = linear(x, w, b)
+
+        def note(g: Tensor) -> None:
+            g = g.abs()
+            self.grads[index] = g @ weights, g.mT @ size, g.sum(0)
+
+        if z.requires_grad:
+            _when_known(z, note)
+        return z
+
+    activate = staticmethod(reference_kernel.activate)
+
+    def scales_of_grads(
+        self, products: Sequence[tuple[LayerForm, int]], readers: Iterable[int]
+    ) -> list[Tensor]:
+        """Of x's gradient, which the products `readers` sum up, and of each tensor's, in order."""
+        found = [functools.reduce(torch.add, (self.grads[i][0] for i in readers))]
+        for index, (form, _) in enumerate(products):
+            _, weight, bias = self.grads[index]
+            found += [weight.mT if form.transposed else weight, *([bias] if form.bias else [])]
+        return found
+
+
+class _Rounding:
+    """The reference's primitives with rounding errors put in, of random signs.
+
+    A sum is off by eps times its scale in the last layer, as the rule has it; before, sums of
+    16-bit numbers are accumulated in fp32 and rounded once. An activation is off by what its
+    formula may lose: z · (1 + erf z) loses the last digits of z. So are gradients on the way back.
+    """
+
+    def __init__(
+        self,
+        measured: _Measuring,
+        products: Sequence[tuple[LayerForm, int]],
+        eps: float,
+        *,
+        last: int,
+        trial: int,
+    ) -> None:
+        self.measured, self.products, self.last = measured, products, last
+        self.eps, self.fine = eps, min(eps, torch.finfo(torch.float32).eps)
+        self.trial, self.index = trial, 0
+        self.random = torch.Generator().manual_seed(trial // 2)
+
+    def linear(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        index, self.index = self.index, self.index + 1
+        x = x.view_as(x)  # an edge of its own: another product may read x too
+        z, size = linear(x, w, b), self.measured.sums[index]
+        if x.requires_grad:
+            size_x = self.measured.grads[index][0]
+            _when_known(x, lambda g: g + self._noise(self.fine * size_x, self.eps * g))
+        if index < self.last:
+            return z + self._noise(self.fine * size, self.eps * z)
+        # A pair of trials has both signs, so that what is inherited cannot hide this error; two
+        # pairs have gate and up of the same sign and not, so that they cannot hide each other's.
+        signs = torch.full_like(z, (-1) ** self.trial)
+        signs[:, _gate_columns(*self.products[index], z.shape[1])] *= (-1) ** (self.trial // 2)
+        return z + signs * self.eps * size.nan_to_num(0.0, posinf=0.0)
+
+    def activate(self, form: LayerForm, z: Tensor) -> Tensor:
+        if form.activation == "identity":
+            return z
+        z = z.view_as(z)
+        y = reference_kernel.activate(form, z)
+        if z.requires_grad:
+            seen: list[Tensor] = []
+            _when_known(y, seen.append)
+            _when_known(z, lambda g: g + self._noise(self.fine * seen[0], self.eps * g))
+        return y + self._noise(self.fine * z, self.eps * y)
+
+    def _noise(self, one: Tensor, other: Tensor) -> Tensor:
+        """As large as the larger of the two; where that is Inf, the value is a limit, and exact."""
+        size = torch.maximum(one.detach().abs(), other.detach().abs())
+        signs = torch.randint(0, 2, size.shape, generator=self.random) * 2 - 1
+        return signs * size.nan_to_num(0.0, posinf=0.0)
+
+
+def _gate_columns(form: LayerForm, index: int, count: int) -> slice:
+    """Which columns of a layer's `index`-th product are the gate."""
+    match form.gate:
+        case "none":
+            return slice(0)
+        case "separate":
+            return slice(count if index == 0 else 0)
+        case "first":
+            return slice(count // 2)
+        case "second":
+            return slice(count // 2, count)
+        case "interleaved":
+            return slice(0, count, 2)
 
 
 # ---- a whole block ----
@@ -348,9 +343,7 @@ def check_block(
     """
 
     def eager(x: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        if group:
-            return reference_kernel.group(x, tensors, forms)
-        return [reference_kernel.chain(x, tensors, forms)]
+        return _reference(x, tensors, forms, group)
 
     def run(function: Candidate, dtype: torch.dtype) -> list[Tensor]:
         inputs = [t.detach().to(dtype).requires_grad_(grads is not None) for t in (x, *tensors)]

@@ -1,7 +1,7 @@
 """The specification: a chain or group in plain PyTorch, and the oracle when run in fp64.
 
 In: x `[..., K]`, the op's tensors and forms. Out: `[..., N]`, or one such for each member of a
-group. The two primitives it is made of may be given, so that the specification can be run with others.
+group. The two primitives it is made of may be given, to run the specification with others.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class Primitives(NamedTuple):
 PLAIN = Primitives()
 
 
-def layer(
-    x: Tensor, form: LayerForm, tensors: Sequence[Tensor], by: Primitives = PLAIN
-) -> Tensor:
+def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor], by: Primitives = PLAIN) -> Tensor:
     step = 2 if form.bias else 1
     products = []
     for i in range(form.weights):
