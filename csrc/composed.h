@@ -25,8 +25,12 @@ inline Tensor activation(const LayerSpec& layer, const Tensor& z, const Tensor* 
       return g ? *g * 2 * at::relu(z) : at::relu(z).square();
     case Act::leaky_relu:
       return g ? at::leaky_relu_backward(*g, z, layer.p0, false) : at::leaky_relu(z, layer.p0);
-    case Act::silu:
-      return g ? at::silu_backward(*g, z) : at::silu(z);
+    case Act::silu: {
+      if (!g) return at::silu(z);
+      if (!at::GradMode::is_enabled()) return at::silu_backward(*g, z);
+      const Tensor s = at::sigmoid(z);  // silu_backward and mish_backward cannot be differentiated
+      return *g * s * (1 + z * (1 - s));
+    }
     case Act::gelu:
       return g ? at::gelu_backward(*g, z, "none") : at::gelu(z, "none");
     case Act::gelu_tanh:
@@ -41,8 +45,12 @@ inline Tensor activation(const LayerSpec& layer, const Tensor& z, const Tensor* 
       return g ? at::sigmoid_backward(*g, at::sigmoid(z)) : at::sigmoid(z);
     case Act::elu:
       return g ? at::elu_backward(*g, layer.p0, 1, 1, false, z) : at::elu(z, layer.p0);
-    case Act::mish:
-      return g ? at::mish_backward(*g, z) : at::mish(z);
+    case Act::mish: {
+      if (!g) return at::mish(z);
+      if (!at::GradMode::is_enabled()) return at::mish_backward(*g, z);
+      const Tensor t = at::tanh(at::softplus(z));
+      return *g * (t + z * at::sigmoid(z) * (1 - t * t));
+    }
     case Act::hardswish:
       return g ? at::hardswish_backward(*g, z) : at::hardswish(z);
     case Act::softplus:

@@ -530,6 +530,30 @@ std::vector<Tensor> group_autograd(const Tensor& x, TensorList params, std::stri
   return group_op().call(x, params, spec);
 }
 
+// Packed copies know nothing of the parameters they were made from.
+template <class Op>
+auto packed_below_autograd(const Op& op, const Tensor& x, const Tensor& packed,
+                           std::string_view spec) {
+  TORCH_CHECK_VALUE(
+      !(at::GradMode::is_enabled() && x.requires_grad()) && !x._fw_grad(0).defined(),
+      "torchweld: packed weights are for inference, and x requires a gradient that would "
+      "be lost; call under torch.no_grad(), or use torchweld::chain or group");
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(x, packed, spec);
+}
+Tensor chain_packed_autograd(const Tensor& x, const Tensor& packed, std::string_view spec) {
+  static const auto op =
+      handle<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
+  return packed_below_autograd(op, x, packed, spec);
+}
+std::vector<Tensor> group_packed_autograd(const Tensor& x, const Tensor& packed,
+                                          std::string_view spec) {
+  static const auto op =
+      handle<std::vector<Tensor>(const Tensor&, const Tensor&, std::string_view)>(
+          "torchweld::group_packed");
+  return packed_below_autograd(op, x, packed, spec);
+}
+
 // ---- Autocast ----
 template <class Op>
 auto autocast(const Op& op, const Tensor& x, TensorList params, std::string_view spec) {
@@ -590,8 +614,8 @@ TORCH_LIBRARY_IMPL(torchweld, Autograd, m) {
   m.impl("chain", TORCH_FN(chain_autograd));
   m.impl("group", TORCH_FN(group_autograd));
   m.impl("pack", torch::CppFunction::makeFallthrough());
-  m.impl("chain_packed", torch::CppFunction::makeFallthrough());
-  m.impl("group_packed", torch::CppFunction::makeFallthrough());
+  m.impl("chain_packed", TORCH_FN(chain_packed_autograd));
+  m.impl("group_packed", TORCH_FN(group_packed_autograd));
 }
 TORCH_LIBRARY_IMPL(torchweld, AutocastCPU, m) {
   m.impl("chain", TORCH_FN(chain_autocast));

@@ -58,6 +58,7 @@ Tensor call_chain(const Tensor& x, at::TensorList params, std::string_view spec)
   return chain.call(x, params, spec);
 }
 Tensor call_packed(const Tensor& x, const Tensor& packed, std::string_view spec) {
+  at::AutoDispatchBelowADInplaceOrView guard;  // gradients are off, or packed would not be used
   static const auto chain =
       op<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
   return chain.call(x, packed, spec);
