@@ -22,7 +22,7 @@ endif
 
 BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
-BUILD_INPUTS := $(CPP_SOURCES) $(wildcard src/torchweld/*.inc) setup.py pyproject.toml
+BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
 .PHONY: setup demo test test-all cross-tools lint format bench-peers clean
 

@@ -14,48 +14,42 @@ namespace torchweld {
 using at::Tensor;
 using at::TensorList;
 
-// act(z), or, given the gradient with respect to act(z), the one with respect to z.
-inline Tensor activation(const LayerSpec& layer, const Tensor& z, const Tensor* g = nullptr) {
+// Torch's silu_backward and mish_backward cannot be differentiated again.
+inline Tensor silu_gradient(const Tensor& g, const Tensor& z) {
+  if (!at::GradMode::is_enabled()) return at::silu_backward(g, z);
+  const Tensor s = at::sigmoid(z);
+  return g * s * (1 + z * (1 - s));
+}
+inline Tensor mish_gradient(const Tensor& g, const Tensor& z) {
+  if (!at::GradMode::is_enabled()) return at::mish_backward(g, z);
+  const Tensor t = at::tanh(at::softplus(z));
+  return g * (t + z * at::sigmoid(z) * (1 - t * t));
+}
+inline Tensor quick_gelu_gradient(const Tensor& g, const Tensor& z) {
+  const Tensor s = at::sigmoid(z * 1.702);
+  return g * (s + z * 1.702 * s * (1 - s));
+}
+
+inline Tensor activation(const LayerSpec& layer, const Tensor& z) {
+  [[maybe_unused]] const double p0 = layer.p0, p1 = layer.p1;
   switch (layer.act) {
-    case Act::identity:
-      return g ? *g : z;
-    case Act::relu:
-      return g ? at::threshold_backward(*g, z, 0) : at::relu(z);
-    case Act::relu2:
-      return g ? *g * 2 * at::relu(z) : at::relu(z).square();
-    case Act::leaky_relu:
-      return g ? at::leaky_relu_backward(*g, z, layer.p0, false) : at::leaky_relu(z, layer.p0);
-    case Act::silu: {
-      if (!g) return at::silu(z);
-      if (!at::GradMode::is_enabled()) return at::silu_backward(*g, z);
-      const Tensor s = at::sigmoid(z);  // silu_backward and mish_backward cannot be differentiated
-      return *g * s * (1 + z * (1 - s));
-    }
-    case Act::gelu:
-      return g ? at::gelu_backward(*g, z, "none") : at::gelu(z, "none");
-    case Act::gelu_tanh:
-      return g ? at::gelu_backward(*g, z, "tanh") : at::gelu(z, "tanh");
-    case Act::quick_gelu: {
-      const Tensor s = at::sigmoid(z * 1.702);
-      return g ? *g * (s + z * 1.702 * s * (1 - s)) : z * s;
-    }
-    case Act::tanh:
-      return g ? at::tanh_backward(*g, at::tanh(z)) : at::tanh(z);
-    case Act::sigmoid:
-      return g ? at::sigmoid_backward(*g, at::sigmoid(z)) : at::sigmoid(z);
-    case Act::elu:
-      return g ? at::elu_backward(*g, layer.p0, 1, 1, false, z) : at::elu(z, layer.p0);
-    case Act::mish: {
-      if (!g) return at::mish(z);
-      if (!at::GradMode::is_enabled()) return at::mish_backward(*g, z);
-      const Tensor t = at::tanh(at::softplus(z));
-      return *g * (t + z * at::sigmoid(z) * (1 - t * t));
-    }
-    case Act::hardswish:
-      return g ? at::hardswish_backward(*g, z) : at::hardswish(z);
-    case Act::softplus:
-      return g ? at::softplus_backward(*g, z, layer.p0, layer.p1)
-               : at::softplus(z, layer.p0, layer.p1);
+#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
+  case Act::name:                                               \
+    return aten;
+#include "kernels/activations.inc"
+#undef ACTIVATION
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+// The gradient with respect to z, from g, the one with respect to act(z).
+inline Tensor activation_gradient(const LayerSpec& layer, const Tensor& z, const Tensor& g) {
+  [[maybe_unused]] const double p0 = layer.p0, p1 = layer.p1;
+  switch (layer.act) {
+#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
+  case Act::name:                                               \
+    return gradient;
+#include "kernels/activations.inc"
+#undef ACTIVATION
   }
   TORCH_INTERNAL_ASSERT(false);
 }
@@ -127,10 +121,9 @@ inline Tensor layer_backward(const LayerTensors& layer, const Products& p, const
                              const Tensor& grad, bool x_needed, const bool* needed, Tensor* grads) {
   std::vector<Tensor> gz;  // one per weight
   if (!layer.spec.gated()) {
-    gz = {activation(layer.spec, p.z, &grad)};
+    gz = {activation_gradient(layer.spec, p.z, grad)};
   } else {
-    const Tensor grad_act = grad * p.up;
-    const Tensor g = activation(layer.spec, p.gate, &grad_act);
+    const Tensor g = activation_gradient(layer.spec, p.gate, grad * p.up);
     const Tensor u = grad * activation(layer.spec, p.gate);
     switch (layer.spec.gate) {
       case Gate::separate:

@@ -24,6 +24,28 @@ namespace {
 
 thread_local Run last_run_of_thread;
 
+// As Python calls it.
+std::string type_name(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kLong:
+      return "int64";
+    case at::kInt:
+      return "int32";
+    case at::kBool:
+      return "bool";
+    default:
+      return c10::toString(t.scalar_type());
+  }
+}
+
 DType dtype_of(const Tensor& t, const char* what) {
   switch (t.scalar_type()) {
     case at::kFloat:
@@ -35,7 +57,7 @@ DType dtype_of(const Tensor& t, const char* what) {
     case at::kDouble:
       return DType::f64;
     default:
-      TORCH_CHECK_VALUE(false, "torchweld: ", what, " is ", t.scalar_type(),
+      TORCH_CHECK_VALUE(false, "torchweld: ", what, " is ", type_name(t),
                         "; allowed are float32, bfloat16, float16 and float64: cast it with .to()");
   }
 }
@@ -81,8 +103,8 @@ LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tenso
                       w.sym_sizes(),
                       "; expected two dimensions, [out, in], or [in, out] with the flag t");
     TORCH_CHECK_VALUE(
-        w.scalar_type() == x.scalar_type(), "torchweld: x is ", x.scalar_type(), " but layer ",
-        index, "'s weight is ", w.scalar_type(),
+        w.scalar_type() == x.scalar_type(), "torchweld: x is ", type_name(x), " but layer ", index,
+        "'s weight is ", type_name(w),
         "; all must have one dtype: cast one with .to(), or call under torch.autocast");
     TORCH_CHECK_VALUE(w.device() == x.device(), "torchweld: x is on ", x.device(), " but layer ",
                       index, "'s weight is on ", w.device(), "; move one with .to()");
@@ -103,8 +125,8 @@ LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tenso
       TORCH_CHECK_VALUE(b.dim() == 1 && size_of_dim<Int>(b, 0) == N, "torchweld: layer ", index,
                         "'s bias has shape ", b.sym_sizes(), "; expected [", N, "]");
       TORCH_CHECK_VALUE(
-          b.scalar_type() == x.scalar_type(), "torchweld: x is ", x.scalar_type(), " but layer ",
-          index, "'s bias is ", b.scalar_type(),
+          b.scalar_type() == x.scalar_type(), "torchweld: x is ", type_name(x), " but layer ",
+          index, "'s bias is ", type_name(b),
           "; all must have one dtype: cast one with .to(), or call under torch.autocast");
       TORCH_CHECK_VALUE(b.device() == x.device(), "torchweld: x is on ", x.device(), " but layer ",
                         index, "'s bias is on ", b.device(), "; move one with .to()");
@@ -372,7 +394,7 @@ Layers packed_layers(const Tensor& x, const Tensor& packed, std::string_view tex
                     "torchweld: `packed` was made for registers of ", header.lanes,
                     " floats, the kernels in use have ", kernels_in_use().lanes_f32,
                     ": pack again");
-  TORCH_CHECK_VALUE(header.dtype == int64_t(dtype_of(x, "x")), "torchweld: x is ", x.scalar_type(),
+  TORCH_CHECK_VALUE(header.dtype == int64_t(dtype_of(x, "x")), "torchweld: x is ", type_name(x),
                     " but the packed weights are of another dtype; pack weights of x's dtype");
   TORCH_CHECK_VALUE(x.dim() >= 1,
                     "torchweld: x is a scalar; expected at least one dimension, the features");

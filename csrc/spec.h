@@ -45,17 +45,17 @@ inline void parse_activation(std::string_view text, LayerSpec& layer) {
   const std::string_view name = text.substr(0, colon);
   int wanted = -1;
   std::string known;
-#define X(act_name, count, d0, d1)   \
-  known += known.empty() ? "" : " "; \
-  known += #act_name;                \
-  if (name == #act_name) {           \
-    layer.act = Act::act_name;       \
-    wanted = count;                  \
-    layer.p0 = d0;                   \
-    layer.p1 = d1;                   \
+#define ACTIVATION(act_name, count, d0, d1, ...) \
+  known += known.empty() ? "" : " ";             \
+  known += #act_name;                            \
+  if (name == #act_name) {                       \
+    layer.act = Act::act_name;                   \
+    wanted = count;                              \
+    layer.p0 = d0;                               \
+    layer.p1 = d1;                               \
   }
-  TORCHWELD_ACTIVATIONS(X)
-#undef X
+#include "kernels/activations.inc"
+#undef ACTIVATION
   if (wanted < 0)
     throw std::invalid_argument("unknown activation " + quoted(name) + "; there are: " + known);
   if (colon == std::string_view::npos) return;

@@ -143,11 +143,14 @@ def blocks(
     x_layout = "plain" if plain else draw(layouts)
     x = random((*leading, sizes[0]), gain, x_layout)
     tensors, about = [], [f"{list(x.shape)} {x_layout}"]
-    for form, K, N in zip(
-        forms, [sizes[0]] * len(forms) if group else sizes, sizes[1:], strict=False
-    ):
+    inputs = [sizes[0]] * len(forms) if group else sizes
+    for i, (form, K, N) in enumerate(zip(forms, inputs, sizes[1:], strict=False)):
+        equal = x_layout == "expanded last" if group or i == 0 else True
         for shape in shapes_of(form, K, N):
             layout = "plain" if plain else draw(layouts)
+            # Sums of equal products are a case of their own: their errors all have one sign.
+            if equal and layout == ("expanded" if form.transposed else "expanded last"):
+                layout = "plain"
             tensors.append(random(shape, K**-0.5 if len(shape) == 2 else 0.5, layout))
             about.append(f"{list(shape)} {layout}")
     return Block(

@@ -1,10 +1,10 @@
 // Activations on registers. fp32 functions are polynomials after range reduction, at most 2 ulp from the
 // exact value (tests/test_activations.py walks every exponent); fp64 goes lane by lane through libm, it
-// is there for gradient checks. NaN, Inf and signed zero come out where eager's do, so an expression may
-// not be simplified past them: silu(-inf) is -inf / inf = NaN in eager, and here.
+// is there for gradient checks.
 // Coefficients are minimax fits of our own, by weighted least squares in 40 digits.
 #pragma once
 #include <cmath>
+#include <type_traits>
 
 #include "api.h"
 #include "vec.h"
@@ -116,43 +116,48 @@ TW_INLINE VecD normal_cdf_v(VecD x) {
   return (each<std::erf>(x * 0.70710678118654752440) + 1.0) * 0.5;
 }
 
+// ---- expressions of activations.inc that are longer than a line; V is a register of C ----
+template <class V>
+TW_INLINE V square(V x) {
+  return x * x;
+}
+// 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+template <class V>
+TW_INLINE V gelu_tanh_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const V u2 = (x + C(0.044715) * (x * x * x)) * C(1.5957691216057307117);
+  return x / (exp_v(-u2) + C(1));
+}
+// tanh(log1p(e^x)) = n / (n + 2), n = e^x (e^x + 2); 1 to the last bit from x = 20 on
+template <class V>
+TW_INLINE V mish_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const V e = exp_v(x > C(20) ? V{} + C(20) : x), n = e * (e + C(2));
+  return x * (n / (n + C(2)));
+}
+template <class V>
+TW_INLINE V hardswish_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  V c = x + C(3);
+  c = c < C(0) ? V{} : c;
+  c = c > C(6) ? V{} + C(6) : c;
+  return x * c / C(6);
+}
+// log(1 + e^z) = max(z, 0) + log1p(e^-|z|)
+template <class V, class C>
+TW_INLINE V softplus_v(V x, C beta, C threshold) {
+  const V z = x * beta, a = z < C(0) ? z : -z;
+  const V soft = ((z < C(0) ? V{} : z) + log1p_v(exp_v(a))) / beta;
+  return z > threshold ? x : soft;
+}
+
 template <Act act, class V, class C>
-TW_INLINE V activate(V x, C p0, C p1) {
-  const V zero{};
-  if constexpr (act == Act::relu) return x < zero ? zero : x;
-  if constexpr (act == Act::relu2) {
-    const V r = x < zero ? zero : x;
-    return r * r;
-  }
-  if constexpr (act == Act::leaky_relu) return x > zero ? x : x * p0;
-  if constexpr (act == Act::silu) return x / (exp_v(-x) + C(1));
-  if constexpr (act == Act::gelu) return x * normal_cdf_v(x);
-  if constexpr (act == Act::gelu_tanh) {
-    // 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
-    const V u2 = (x + C(0.044715) * (x * x * x)) * C(1.5957691216057307117);
-    return x / (exp_v(-u2) + C(1));
-  }
-  if constexpr (act == Act::quick_gelu) return x / (exp_v(x * C(-1.702)) + C(1));
-  if constexpr (act == Act::tanh) return tanh_v(x);
-  if constexpr (act == Act::sigmoid) return C(1) / (exp_v(-x) + C(1));
-  if constexpr (act == Act::elu) return x > zero ? x : expm1_v(x > zero ? zero : x) * p0;
-  if constexpr (act == Act::mish) {
-    // tanh(log1p(e^x)) = n / (n + 2), n = e^x (e^x + 2); 1 to the last bit from x = 20 on
-    const V e = exp_v(x > C(20) ? zero + C(20) : x), n = e * (e + C(2));
-    return x * (n / (n + C(2)));
-  }
-  if constexpr (act == Act::hardswish) {
-    V c = x + C(3);
-    c = c < zero ? zero : c;
-    c = c > C(6) ? zero + C(6) : c;
-    return x * c / C(6);
-  }
-  if constexpr (act == Act::softplus) {
-    const V z = x * p0, a = z < zero ? z : -z;  // log(1 + e^z) = max(z, 0) + log1p(e^-|z|)
-    const V soft = ((z < zero ? zero : z) + log1p_v(exp_v(a))) / p0;
-    return z > p1 ? x : soft;
-  }
-  return x;
+TW_INLINE V activate(V x, [[maybe_unused]] C p0, [[maybe_unused]] C p1) {
+  [[maybe_unused]] const V zero{};
+#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
+  if constexpr (act == Act::name) return kernel;
+#include "activations.inc"
+#undef ACTIVATION
 }
 
 }  // namespace

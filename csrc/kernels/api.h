@@ -14,27 +14,10 @@ enum class DType : int { f32, bf16, f16, f64 };
 
 inline constexpr size_t size_of(DType t) { return t == DType::f64 ? 8 : t == DType::f32 ? 4 : 2; }
 
-// The one list of activations: name, number of parameters, their defaults (eager's).
-#define TORCHWELD_ACTIVATIONS(X) \
-  X(identity, 0, 0, 0)           \
-  X(relu, 0, 0, 0)               \
-  X(relu2, 0, 0, 0)              \
-  X(leaky_relu, 1, 0.01, 0)      \
-  X(silu, 0, 0, 0)               \
-  X(gelu, 0, 0, 0)               \
-  X(gelu_tanh, 0, 0, 0)          \
-  X(quick_gelu, 0, 0, 0)         \
-  X(tanh, 0, 0, 0)               \
-  X(sigmoid, 0, 0, 0)            \
-  X(elu, 1, 1, 0)                \
-  X(mish, 0, 0, 0)               \
-  X(hardswish, 0, 0, 0)          \
-  X(softplus, 2, 1, 20)
-
 enum class Act : int {
-#define X(name, ...) name,
-  TORCHWELD_ACTIVATIONS(X)
-#undef X
+#define ACTIVATION(name, ...) name,
+#include "activations.inc"
+#undef ACTIVATION
 };
 
 // A matrix [N, K] and its bias [N] (null: none), wherever they lie.

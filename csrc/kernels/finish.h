@@ -48,11 +48,11 @@ void finish_tile(const C* tile, int64_t ldt, int64_t rows, const C* bias, const 
 template <class C, class D>
 Finish<C, D> finish_for(const Layer& layer) {
   switch (layer.act) {
-#define X(name, ...) \
-  case Act::name:    \
+#define ACTIVATION(name, ...) \
+  case Act::name:             \
     return layer.gated ? finish_tile<Act::name, true, C, D> : finish_tile<Act::name, false, C, D>;
-    TORCHWELD_ACTIVATIONS(X)
-#undef X
+#include "activations.inc"
+#undef ACTIVATION
   }
   __builtin_unreachable();
 }

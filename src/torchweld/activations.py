@@ -1,6 +1,7 @@
 """Activations by name: what each computes in plain PyTorch, and its parameters.
 
-The same names stand in one list in C++ (`csrc/kernels/api.h`); a test holds the two together.
+The same names stand in one list in C++ (`csrc/kernels/activations.inc`); a test holds the two
+together.
 """
 
 from __future__ import annotations

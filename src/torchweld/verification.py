@@ -8,6 +8,7 @@ along the last dimension:
     the tensor    rms(candidate − ref) ≤ 1.5 · rms(eager − ref) + rms(slack of the rows)
     NaN and Inf   where eager has them, or, where eager differs from it, as the reference has them
     the guard     a comparison that an answer of zeros would pass says nothing
+    fp64          no reference is wider, and eager's error is not known: four times the slack
 
 The scale of a sum is the sum of its absolute products, what it would be without cancellation. What
 rounding in the layers before does to it comes on top: a few trials put such errors into the
@@ -86,7 +87,8 @@ def judge(candidate: Tensor, eager: Tensor, reference: Tensor, scale: Tensor) ->
     error = (got.clamp(-info.max, info.max) - ref).abs().masked_fill(alike, 0.0)
     eager_error = (old - ref).abs().masked_fill(alike | ~old.isfinite(), 0.0)
     scale = scale.nan_to_num(nan=0.0, posinf=info.max).clamp(max=info.max)
-    slack = SLACK_EPS * info.eps * scale.amax(-1).clamp(min=info.tiny)
+    factor = SLACK_EPS * (4.0 if candidate.dtype == torch.float64 else 1.0)
+    slack = factor * info.eps * scale.amax(-1).clamp(min=info.tiny)
 
     row_limit = ROW_FACTOR * eager_error.amax(-1) + slack
     rms_limit = float(RMS_FACTOR * _rms(eager_error) + _rms(slack))
@@ -284,12 +286,30 @@ class _Rounding:
             size_x = self.measured.grads[index][0]
             _when_known(x, lambda g: g + self._noise(self.fine * size_x, self.eps * g))
         if index < self.last:
-            return z + self._noise(self.fine * size, self.eps * z)
-        # A pair of trials has both signs, so that what is inherited cannot hide this error; two
-        # pairs have gate and up of the same sign and not, so that they cannot hide each other's.
-        signs = torch.full_like(z, (-1) ** self.trial)
-        signs[:, _gate_columns(*self.products[index], z.shape[1])] *= (-1) ** (self.trial // 2)
-        return z + signs * self.eps * size.nan_to_num(0.0, posinf=0.0)
+            error = torch.maximum(self.fine * size, self.eps * z.detach().abs())
+        else:
+            error = self.eps * size
+        return z + self._signs(index, z.shape) * _finite(error)
+
+    def _signs(self, index: int, shape: torch.Size) -> Tensor:
+        """Of a sum's errors. In the last layer a pair of trials has both signs, so that what is
+        inherited cannot hide the error. Gate and up have the same sign in one pair of trials and
+        not in the next, so that they cannot hide each other's."""
+        form, place = self.products[index]
+        halves = 1 if form.gate in ("none", "separate") else 2
+        signs = torch.full((shape[0], shape[1] // halves), (-1.0) ** self.trial).double()
+        if index < self.last:
+            layer = index - place  # gate and up of a layer draw the same
+            random = torch.Generator().manual_seed(1000 * layer + self.trial // 2)
+            signs = _random_signs(signs.shape, random)
+        if halves == 2:
+            signs = (
+                signs.repeat_interleave(2, 1)
+                if form.gate == "interleaved"
+                else torch.cat([signs, signs], 1)
+            )
+        signs[:, _gate_columns(form, place, shape[1])] *= (-1) ** (self.trial // 2)
+        return signs
 
     def activate(self, form: LayerForm, z: Tensor) -> Tensor:
         if form.activation == "identity":
@@ -303,10 +323,18 @@ class _Rounding:
         return y + self._noise(self.fine * z, self.eps * y)
 
     def _noise(self, one: Tensor, other: Tensor) -> Tensor:
-        """As large as the larger of the two; where that is Inf, the value is a limit, and exact."""
+        """As large as the larger of the two."""
         size = torch.maximum(one.detach().abs(), other.detach().abs())
-        signs = torch.randint(0, 2, size.shape, generator=self.random) * 2 - 1
-        return signs * size.nan_to_num(0.0, posinf=0.0)
+        return _random_signs(size.shape, self.random) * _finite(size)
+
+
+def _finite(error: Tensor) -> Tensor:
+    """Where a scale is Inf the value is a limit, and exact."""
+    return error.nan_to_num(0.0, posinf=0.0)
+
+
+def _random_signs(shape: torch.Size, random: torch.Generator) -> Tensor:
+    return (torch.rand(shape, generator=random) < 0.5).double() * 2 - 1
 
 
 def _gate_columns(form: LayerForm, index: int, count: int) -> slice:

@@ -77,7 +77,7 @@ def test_the_budget_holds_however_slow_the_sides_are() -> None:
     assert result.verdict == "not measured"
     assert result.rounds < 20
     assert (
-        "20 rounds of about 2.4 s do not fit into the 3 s allowed; give budget_s=90"
+        "20 rounds of about 2.4 s do not fit into the 3 s allowed for each candidate; give budget_s=90"
         in result.reason
     )
     assert result.elapsed_s < 3.0 + 2 * 0.4 + 2 * 0.4

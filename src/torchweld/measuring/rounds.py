@@ -257,10 +257,12 @@ class Run:
             )
         round_s = sum(column.cost_s for column in self._columns)
         candidates = len(self._columns) - len(self._reference)
-        enough_s = 1.5 * needed * round_s / (1.0 - _WARM_UP_SHARE) / candidates
+        allowed_s = self._settings.budget_s / candidates
+        # Rounds cost more than their blocks where sides live in other processes.
+        enough_s = max(1.5 * needed * round_s / (1.0 - _WARM_UP_SHARE) / candidates, 2 * allowed_s)
         return (
-            f"{needed} rounds of about {round_s:.2g} s do not fit into the "
-            f"{self._settings.budget_s:g} s allowed; give budget_s={enough_s:.2g} or more"
+            f"{needed} rounds of about {round_s:.2g} s do not fit into the {allowed_s:.3g} s allowed "
+            f"for each candidate; give budget_s={enough_s:.2g} or more"
         )
 
 
