@@ -94,16 +94,13 @@ struct Seen {
         sizes(t.sizes()),
         strides(t.strides()),
         element(int64_t(t.element_size())) {
-    const int64_t count = t.numel();
+    // One sample in every sixteenth of the rows and in every sixteenth of the columns, so that the edit
+    // of a block of an eighth of either is met wherever it lies.
+    const int64_t columns = t.dim() == 2 ? t.size(1) : 1, rows = t.numel() / columns;
     for (int i = 0; i < kSamples; ++i) {
-      // Evenly spread, first and last included, so that the edit of a whole tensor, row block or column
-      // block of a sixteenth or more is met.
-      int64_t index = count <= 1 ? 0 : (count - 1) * i / (kSamples - 1), offset = 0;
-      for (int64_t d = t.dim() - 1; d >= 0; --d) {
-        offset += index % t.size(d) * t.stride(d);
-        index /= t.size(d);
-      }
-      offsets[i] = offset;
+      const int64_t row = (rows - 1) * i / (kSamples - 1);
+      const int64_t column = (columns - 1) * (7 * i % kSamples) / (kSamples - 1);
+      offsets[i] = row * t.stride(0) + (columns > 1 ? column * t.stride(1) : 0);
     }
     visit([&](auto bits) {
       for (int i = 0; i < kSamples; ++i) contents[i] = bits[offsets[i]];

@@ -322,9 +322,9 @@ def test_linears_that_do_not_fit_are_named(
     ("x", "message"),
     [
         (torch.randn(2, 8), "weight takes 7 features, but x has 8"),
-        (torch.randn(2, 7).double(), "x is Double but"),
-        (torch.randn(2, 7).half(), "x is Half but"),
-        (torch.randn(2, 7).int(), "x is Int"),
+        (torch.randn(2, 7).double(), "x is float64 but"),
+        (torch.randn(2, 7).half(), "x is float16 but"),
+        (torch.randn(2, 7).int(), "x is int32"),
         (torch.randn(()), "x is a scalar"),
     ],
 )

@@ -102,8 +102,8 @@ X, W1, B1, W2, B2 = fixed(2, 3), fixed(4, 3), fixed(4), fixed(5, 4), fixed(5)
         (X, [W1, W1[:2]], "silu/separate", r"shape \[4, 3\] and its up weight \[2, 3\]; they must"),
         (X[0, 0], [W1], "gelu", "x is a scalar; expected at least one dimension"),
         (X, [torch.randn(4, 0)], "gelu", "every size must be at least 1"),
-        (X, [W1, B1.int()], "gelu/b", "bias is Int"),
-        (X.int(), [W1.int()], "gelu", "is Int; allowed are float32, bfloat16, float16 and float64"),
+        (X, [W1, B1.int()], "gelu/b", "bias is int32"),
+        (X.int(), [W1.int()], "gelu", "is int32; allowed are float32, bfloat16, float16 and float64"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -124,8 +124,8 @@ def test_sparse_tensors_are_served_by_the_composition() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.half(), r"is Half;? .*all must have one dtype: cast one with .to\(\)"),
-        (lambda t: t.double(), r"is Double;? .*all must have one dtype"),
+        (lambda t: t.half(), r"is float16;? .*all must have one dtype: cast one with .to\(\)"),
+        (lambda t: t.double(), r"is float64;? .*all must have one dtype"),
         (lambda t: t.to("meta"), r"is on meta; move one with .to\(\)"),
     ],
 )
@@ -154,7 +154,7 @@ def test_packed_weights_are_checked() -> None:
             (X, torch.zeros_like(packed), "gelu/b", "not made by torchweld::pack"),
             (X, torch.randn(100), "gelu/b", "not made by torchweld::pack"),
             (X, packed[:0], "gelu/b", "not made by torchweld::pack"),
-            (X.half(), packed, "gelu/b", "x is Half but the packed weights are of another dtype"),
+            (X.half(), packed, "gelu/b", "x is float16 but the packed weights are of another dtype"),
             (X[:, :2], packed, "gelu/b", "weight takes 3 features, but x has 2"),
             (X[0, 0], packed, "gelu/b", "x is a scalar"),
         ]:
