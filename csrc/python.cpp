@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,8 @@ PyObject* guarded(F&& body) {
 // Other Python threads may run while this lives.
 struct Unlocked {
   PyThreadState* state = PyEval_SaveThread();
+  Unlocked() = default;
+  Unlocked(const Unlocked&) = delete;
   ~Unlocked() { PyEval_RestoreThread(state); }
 };
 
@@ -333,8 +336,11 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
       }
       packed = pack->packed;
     }
+    // Giving the lock away and taking it back costs 0.15 us; a few microseconds of work are not worth it.
+    const bool brief = packed.defined() && packed.numel() <= 256 << 10 && x.numel() <= 1024;
     {
-      const Unlocked unlocked;
+      std::optional<Unlocked> unlocked;
+      if (!brief) unlocked.emplace();
       y = packed.defined() ? call_packed(x, packed, spec) : call_chain(x, params, spec);
     }
     return THPVariable_Wrap(std::move(y));

@@ -39,3 +39,9 @@ def _same_process_afterwards() -> Iterator[None]:
     torch.set_grad_enabled(True)
     if isa is not None:
         ops.compiled.choose_isa(isa)
+
+
+@pytest.fixture
+def one_thread() -> None:
+    """For products so small that a second thread only waits."""
+    torch.set_num_threads(1)

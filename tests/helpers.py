@@ -14,6 +14,7 @@ from torch import Tensor
 from torchweld import ops
 from torchweld.activations import ACTIVATIONS
 from torchweld.blocks import GATES, LayerForm, format_spec
+from torchweld.cpuinfo import identify
 from torchweld.verification import Judgement
 
 ISAS = (
@@ -26,6 +27,7 @@ ACTIVATION_TEXTS = [*ACTIVATIONS, "leaky_relu:0.3", "elu:0.7", "softplus:2.0,5.0
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 NOT_PACKED = {"natural", "repacked"}
+MULTIPLIES_BF16 = "avx512_bf16" in identify()[0].flags
 
 
 def left_to_torch(x: Tensor, tensors: Sequence[Tensor]) -> bool:
@@ -35,7 +37,7 @@ def left_to_torch(x: Tensor, tensors: Sequence[Tensor]) -> bool:
     return (
         x.dtype == torch.bfloat16
         and ops.compiled.isa() == "avx512"
-        and torch.cpu._is_avx512_bf16_supported()
+        and MULTIPLIES_BF16
         and rows >= 8
         and 2 * weights * rows >= 25e6
     )
@@ -126,6 +128,21 @@ def random_tensors(
         (torch.randn(shape) / (K**0.5 if len(shape) == 2 else 2)).to(dtype)
         for form, K, N in zip(forms, sizes, sizes[1:], strict=False)
         for shape in shapes_of(form, K, N)
+    ]
+
+
+def tensors_for(forms: Sequence[LayerForm], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """A small chain's, 5 features to 3, that want gradients."""
+    sizes = (5, *([4, 6, 3][: len(forms) - 1]), 3)
+    return [t.requires_grad_() for t in random_tensors(sizes, forms, dtype)]
+
+
+def group_tensors(forms: Sequence[LayerForm], K: int, dtype: torch.dtype) -> list[Tensor]:
+    """A group's, of 3, 4, … outputs, that want gradients."""
+    return [
+        t.requires_grad_()
+        for i, form in enumerate(forms)
+        for t in random_tensors((K, 3 + i), [form], dtype)
     ]
 
 

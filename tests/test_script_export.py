@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers import ISAS, NOT_PACKED, fixed, group, kernel_runs, random_tensors, run_python
-from tests.test_modules import SHAPE_IDS, SHAPES, by_hand
+from tests.mlps import MLP_IDS, MLP_SHAPES, by_hand
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -91,7 +91,7 @@ def same_in_a_fresh_process(
 # ---- TorchScript ----
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_IDS)
+@pytest.mark.parametrize("shape", MLP_SHAPES, ids=MLP_IDS)
 @pytest.mark.parametrize("training", [False, True])
 def test_script_computes_the_same(shape: dict[str, Any], training: bool) -> None:
     mlp = tw.FusedMLP(**shape).train(training)
@@ -106,7 +106,7 @@ def test_script_computes_the_same(shape: dict[str, Any], training: bool) -> None
         torch.testing.assert_close(parameter.grad, grad)
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=SHAPE_IDS[1:])
+@pytest.mark.parametrize("shape", MLP_SHAPES[1:], ids=MLP_IDS[1:])
 def test_script_drops_out_in_training(shape: dict[str, Any]) -> None:
     mlp = tw.FusedMLP(**shape, dropout=0.4)
     scripted = torch.jit.script(mlp)
@@ -121,7 +121,7 @@ def test_script_drops_out_in_training(shape: dict[str, Any]) -> None:
     torch.testing.assert_close(y, by_hand(mlp.eval(), X))
 
 
-@pytest.mark.parametrize("shape", [SHAPES[4], SHAPES[5]], ids=["gated", "deep"])
+@pytest.mark.parametrize("shape", [MLP_SHAPES[4], MLP_SHAPES[5]], ids=["gated", "deep"])
 def test_scripted_and_saved_module_runs_anywhere(shape: dict[str, Any], tmp_path: Path) -> None:
     mlp = tw.FusedMLP(**shape)
     torch.jit.script(mlp).save(str(tmp_path / "module.pt"))
@@ -184,7 +184,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> tuple[Any, Compile
     return torch.compile(function, fullgraph=True, backend=counter, **options), counter
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_IDS)
+@pytest.mark.parametrize("shape", MLP_SHAPES, ids=MLP_IDS)
 @pytest.mark.parametrize("training", [False, True])
 def test_compile_computes_the_same(shape: dict[str, Any], training: bool) -> None:
     mlp = tw.FusedMLP(**shape).train(training)
@@ -322,7 +322,7 @@ def exported(mlp: tw.FusedMLP) -> torch.export.ExportedProgram:
     return torch.export.export(mlp, (X,), dynamic_shapes=({0: batch},))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_IDS)
+@pytest.mark.parametrize("shape", MLP_SHAPES, ids=MLP_IDS)
 def test_export_is_one_node_for_any_batch(shape: dict[str, Any]) -> None:
     mlp = tw.FusedMLP(**shape).eval()
     program = exported(mlp)

@@ -16,12 +16,9 @@ from torchweld.errors import BlockError
 from torchweld.kernels import reference
 from torchweld.verification import check_block, judge, scales_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES = (123, 256, 96)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)  # small products: a second thread only waits
 
 
 def eager_of(forms: Sequence[LayerForm]) -> Callable[[Tensor, Sequence[Tensor]], Tensor]:
