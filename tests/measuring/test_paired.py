@@ -77,9 +77,9 @@ def test_the_budget_holds_however_slow_the_sides_are() -> None:
     assert result.verdict == "not measured"
     assert result.rounds < 20
     assert (
-        "20 rounds of about 2.4 s do not fit into the 3 s allowed for each candidate; give budget_s=90"
-        in result.reason
-    )
+        "20 rounds of about 2.4 s do not fit into the 3 s allowed for each candidate; "
+        "give budget_s=90"
+    ) in result.reason
     assert result.elapsed_s < 3.0 + 2 * 0.4 + 2 * 0.4
     enough = run(1.0, Machine(noise=0.001), call_s=0.4, budget_s=90.0)
     assert enough.verdict == "same"
