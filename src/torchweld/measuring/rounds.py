@@ -261,8 +261,8 @@ class Run:
         # Rounds cost more than their blocks where sides live in other processes.
         enough_s = max(1.5 * needed * round_s / (1.0 - _WARM_UP_SHARE) / candidates, 2 * allowed_s)
         return (
-            f"{needed} rounds of about {round_s:.2g} s do not fit into the {allowed_s:.3g} s allowed "
-            f"for each candidate; give budget_s={enough_s:.2g} or more"
+            f"{needed} rounds of about {round_s:.2g} s do not fit into the {allowed_s:.3g} s "
+            f"allowed for each candidate; give budget_s={enough_s:.2g} or more"
         )
 
 
