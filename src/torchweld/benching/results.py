@@ -32,14 +32,17 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One backend in one case. `comparison` is None where the check failed: nothing was timed."""
+    """One backend in one case. `comparison` is None where the check failed: nothing was timed.
+
+    `ops` and `buffers` are None where the op left the work to torch: nothing is counted inside.
+    """
 
     backend: str
     kernel: str
     check: Check
     comparison: Comparison | None
-    ops: int
-    buffers: int
+    ops: int | None
+    buffers: int | None
     copied_bytes: int
 
 

@@ -134,8 +134,8 @@ def columns_of(bench: Bench) -> dict[str, list[str | Text]]:
             "verdict": Text(verdict, style=COLOURS.get(verdict, "red")),
             "error": figure(main.check.error_ratio),
             "kernel": main.kernel,
-            "ops": f"{cell.eager_ops}→{main.ops}",
-            "bufs": f"{cell.eager_buffers}→{main.buffers}",
+            "ops": "–" if main.ops is None else f"{cell.eager_ops}→{main.ops}",
+            "bufs": "–" if main.buffers is None else f"{cell.eager_buffers}→{main.buffers}",
         }
         for name, value in row.items():
             columns[name].append(value)
@@ -176,7 +176,7 @@ def legend(table: Table, backends: Sequence[str]) -> str:
     if "error" in shown:
         text += " error: the largest, relative to eager's, both against fp64."
     if "ops" in shown:
-        text += " ops, bufs: what a call dispatches and allocates, eager → fused."
+        text += " ops, bufs: what a call dispatches and allocates, eager → fused; – left to torch."
     missing = [name for name in DISPENSABLE if name not in shown]
     return text + (f" On a wider terminal: {', '.join(missing)}." if missing else "")
 
