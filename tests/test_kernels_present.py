@@ -1,4 +1,4 @@
-"""Tests of the kernels are left out where there are none; here is what keeps that from hiding a loss."""
+"""Tests of kernels are left out where there are none; this keeps that from hiding a loss."""
 
 import os
 import shutil
