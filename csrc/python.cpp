@@ -1,7 +1,7 @@
 // torchweld._C: the short way from a module's forward to the ops, and facts about the kernels.
 //
 // `forward` reads the parameters of plain nn.Linear children, decides whether a packed copy may be used,
-// sees to its freshness, and calls the op through the dispatcher. In Python the same costs 5 us more.
+// sees to its freshness, and calls the op through the dispatcher.
 // What it does not recognise (another class, a hook, a tensor subclass, a tracer) it leaves to the caller
 // by returning None.
 #include <ATen/ATen.h>
@@ -263,8 +263,8 @@ bool packable(const Tensor& t) {
                                   c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
 }
 
-// What `forward` finds in a module's instance dictionary. Each read through nn.Module's attributes would
-// cost 40 ns; there are seven.
+// What `forward` finds in a module's instance dictionary. Reading seven attributes
+// through nn.Module would cost more than the rest of the way.
 struct ModuleState {
   PyObject *children, *order, *spec, *pack;
 
@@ -336,7 +336,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
       }
       packed = pack->packed;
     }
-    // Giving the lock away and taking it back costs 0.15 us; a few microseconds of work are not worth it.
+    // Giving the lock away and taking it back is not worth it for a few microseconds of work.
     const bool brief = packed.defined() && packed.numel() <= 256 << 10 && x.numel() <= 1024;
     {
       std::optional<Unlocked> unlocked;

@@ -79,7 +79,8 @@ TW_INLINE VecF tanh_v(VecF x) {
 // The normal distribution's share below x, (1 + erf(x / sqrt 2)) / 2, which is what gelu multiplies by.
 // Below zero it is 2^(u - 1), u(|x|) a polynomial without constant term; above, what is missing to 1.
 // Beyond 5.6 it is 0 or 1 to the last bit of a float. Within 2 ulp for x > 0; for x < 0 it has digits
-// where 1 + erf has none. Half the cycles of an erf in two branches with an exponential in one.
+// where 1 + erf has none. A third less time than erf in two branches (Zen 4, 64 rows of 64 -> 256: 6.5
+// against 9.4 us).
 TW_INLINE VecF normal_cdf_v(VecF x) {
   const VecF t = magnitude(x);
   VecF u = t * -2.83474284e-6f + 3.937532376e-5f;
