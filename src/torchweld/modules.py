@@ -46,6 +46,9 @@ class FusedMLP(nn.Module):
     """
 
     __jit_unused_properties__ = ("packed_bytes",)
+    # Whoever watches calls of modules must leave the children alone: a changed child is called
+    # itself, and then it is not this op that is watched.
+    runs_whole = True
 
     def __init__(
         self,

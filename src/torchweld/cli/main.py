@@ -13,10 +13,12 @@ from collections.abc import Sequence
 import click
 
 from torchweld.cli.bench import bench
+from torchweld.cli.diff import diff
 from torchweld.cli.info import info
+from torchweld.cli.profile import profile
 from torchweld.errors import TorchweldError
 
-COMMANDS: tuple[click.Command, ...] = (info, bench)
+COMMANDS: tuple[click.Command, ...] = (info, profile, diff, bench)
 
 
 @click.group(

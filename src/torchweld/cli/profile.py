@@ -1,0 +1,194 @@
+"""`torchweld profile`: where a model's time goes, module by module, and what could be won."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from torchweld import report
+from torchweld.cli.screen import put, screen
+from torchweld.cli.writing import check_targets, write_whole
+from torchweld.diagnosis import diagnose
+from torchweld.errors import TorchweldError
+from torchweld.expecting import check_profile, parse_expectations
+from torchweld.guesses import Verdict
+from torchweld.profiling.account import account
+from torchweld.profiling.live import profile as take
+from torchweld.profiling.profile import Profile
+from torchweld.profiling.trace import read_trace
+from torchweld.report.tree import ORDERS, Order
+from torchweld.targets import resolve
+
+RECORDED = (".json", ".json.gz")
+
+
+# ---- from TARGET to a profile ----
+
+
+def is_recorded(target: str | None) -> bool:
+    """Whether TARGET names a file with a trace or a profile rather than a model."""
+    return target is not None and target.endswith(RECORDED)
+
+
+def load_recorded(path: Path) -> Profile:
+    """A profile that was saved, or what a trace tells."""
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if zipped else path.open("rb") as file:
+            start = file.read(64)
+    except (OSError, EOFError) as error:
+        raise TorchweldError(
+            f"{path} cannot be read: {error}; give a trace of torch.profiler, a profile saved with "
+            "--save, or a model"
+        ) from error
+    return Profile.load(path) if b'"torchweld_profile"' in start else read_trace(path)
+
+
+def take_live(target: str | None, inputs: Sequence[str], training: bool, steps: int) -> Profile:
+    """Runs the model; shows on stderr how far it is, if that is a terminal."""
+    chosen = resolve(target, inputs, training=training)
+    given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
+    console = Console(stderr=True)
+    # Redrawn between steps only: a thread that redraws would be timed along.
+    shown = Progress(
+        TextColumn("{task.description:<18}"),
+        BarColumn(40),
+        TimeElapsedColumn(),
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with shown:
+        task = shown.add_task("", total=1.0)
+
+        def progress(doing: str, done: float) -> None:
+            shown.update(task, description=doing, completed=done, refresh=True)
+
+        found = take(chosen.model, given, training=training, steps=steps, progress=progress)
+    return replace(found, notices=(*chosen.notes, *found.notices))
+
+
+# ---- what comes out ----
+
+
+def sections(
+    profile: Profile, verdict: Verdict | None, view: report.View
+) -> Iterator[RenderableType]:
+    found = account(profile)
+    yield from report.profile_sections(profile, found, diagnose(profile, found), view)
+    if verdict is not None:
+        yield Text(f"expected: {verdict}", style="green" if verdict.holds else "red")
+
+
+def as_json(profile: Profile, verdict: Verdict | None) -> str:
+    found = account(profile)
+    data = report.summary(profile, found, diagnose(profile, found))
+    if verdict is not None:
+        rows = [{**asdict(row), "holds": row.holds} for row in verdict.rows]
+        data["expected"] = {"holds": verdict.holds, "rows": rows}
+    return json.dumps(data, allow_nan=False)
+
+
+def write_files(
+    profile: Profile,
+    save: Path | None,
+    trace: Path | None,
+    folded: Path | None,
+    speedscope: Path | None,
+) -> None:
+    if save is not None:
+        profile.save(save)
+    if trace is not None:
+        write_whole(trace, json.dumps(report.chrome_trace(profile), allow_nan=False))
+    if folded is not None:
+        write_whole(folded, report.folded(profile))
+    if speedscope is not None:
+        write_whole(speedscope, json.dumps(report.speedscope(profile), allow_nan=False))
+
+
+# ---- the verb ----
+
+FILE = click.Path(path_type=Path, dir_okay=True)
+
+
+@click.command(
+    epilog="Examples:  torchweld profile;  torchweld profile gpt --training --module "
+    "'layers.*.mlp';  torchweld profile my/model.py:make --input 8x768 --save before.json;  "
+    "torchweld profile trace.json.gz"
+)
+@click.argument("target", required=False)
+@click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
+@click.option("--training", is_flag=True, help="Forward and backward, not inference.")
+@click.option(
+    "--steps", type=click.IntRange(min=2), help="Profiled steps, at least; short ones are repeated."
+)
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(ORDERS),
+    default="model",
+    show_default=True,
+    help="Of modules beside each other, and of ops.",
+)
+@click.option("--depth", type=click.IntRange(min=0), help="Levels of the module tree.")
+@click.option("--module", help="Show one module: layers.3.mlp, or alike ones: layers.*.mlp.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
+@click.option("--save", type=FILE, help="Keep the profile, for torchweld diff and for later.")
+@click.option("--trace", type=FILE, help="Write a chrome trace; ui.perfetto.dev opens it.")
+@click.option("--folded", type=FILE, help="Write folded stacks, nanoseconds, for flame graphs.")
+@click.option("--speedscope", type=FILE, help="Write a flame graph for speedscope.app.")
+@click.option("--expect", help="What a step should launch: 'linear=3,pointwise<=2'.")
+@click.option("--force", is_flag=True, help="Replace files that are there already.")
+def profile(
+    target: str | None,
+    inputs: tuple[str, ...],
+    training: bool,
+    steps: int | None,
+    order: Order,
+    depth: int | None,
+    module: str | None,
+    json_wanted: bool,
+    save: Path | None,
+    trace: Path | None,
+    folded: Path | None,
+    speedscope: Path | None,
+    expect: str | None,
+    force: bool,
+) -> int:
+    """Show where a model's time goes, down to the module, why, and the most that could be won.
+
+    TARGET is package.module:factory, path/to/file.py:factory, the name of a built-in model,
+    hf:<model type>, a trace that torch.profiler wrote, or a profile saved with --save; without it,
+    a built-in model is profiled. Exit code 1 if what --expect says does not hold, 2 if nothing
+    could be measured.
+    """
+    files = {"--save": save, "--trace": trace, "--folded": folded, "--speedscope": speedscope}
+    check_targets(files, force)
+    guesses = parse_expectations(expect) if expect is not None else None
+    if target is not None and is_recorded(target):
+        if inputs or training or steps is not None:
+            raise TorchweldError(
+                f"{target} is a recording; --input, --training and --steps go with a model"
+            )
+        found = load_recorded(Path(target))
+    else:
+        found = take_live(target, inputs, training, 3 if steps is None else steps)
+    write_files(found, save, trace, folded, speedscope)
+    verdict = check_profile(found, guesses) if guesses is not None else None
+    if json_wanted:
+        click.echo(as_json(found, verdict))
+    else:
+        console = screen()
+        view = report.View(order=order, depth=depth, module=module, width=console.width)
+        put(sections(found, verdict, view), console)
+    return 1 if verdict is not None and not verdict.holds else 0

@@ -1,0 +1,170 @@
+"""Rules about a device: idle while it waits for the host, and copies to and from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torchweld.diagnosis.case import Case
+from torchweld.diagnosis.findings import Draft, Slice, counted, duration, percent
+from torchweld.profiling.device import covered
+from torchweld.profiling.profile import Device, Kernel
+
+# Gaps of a microsecond or two between kernels are always there; a tenth of the time is not that.
+IDLE_SHARE = 0.10
+# Why nothing ran -> the part of an op's time that the account puts such a gap under.
+_WAITING = {"host wait": "launch_us", "synchronisation": "host_us"}
+_BETWEEN_DEVICES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
+
+
+def device_idle(case: Case) -> list[Draft]:
+    """Nothing runs on the device because the host has not launched the next kernel yet.
+
+    Reads the gaps of the device's timeline that end with a launch which came too late, or came
+    after the host had waited for the device. The bound takes all of these gaps away: the kernels,
+    and the short gaps between kernels that were launched in time, stay.
+    """
+    device = case.profile.device
+    if device is None:
+        return []
+    gaps = [gap for gap in device.gaps if gap.cause in _WAITING]
+    claims: dict[Slice, float] = {}
+    by_cause: Counter[str] = Counter()
+    for gap in gaps:
+        slice_ = _slice(gap.op, _WAITING[gap.cause])
+        claims[slice_] = claims.get(slice_, 0.0) + gap.duration_us
+        by_cause[gap.cause] += gap.duration_us  # type: ignore[assignment]  # µs
+    waited_us = sum(claims.values())
+    if waited_us < IDLE_SHARE * case.step_us:
+        return []
+    longest = max(gaps, key=lambda gap: gap.duration_us)
+    causes = ", ".join(f"{cause} {duration(us)}" for cause, us in by_cause.most_common())
+    waits = by_cause["synchronisation"] > by_cause["host wait"]
+    return [
+        Draft(
+            rule="device-idle",
+            title="The device is idle while it waits for the host",
+            cause="The host waits for results of the device (.item(), .cpu(), printing) before it "
+            "launches more."
+            if waits
+            else "Launching a kernel takes the host longer than running it takes the device.",
+            action="Read results back later, or every few steps, so that the host runs ahead."
+            if waits
+            else "Launch fewer, larger kernels: fuse blocks, compile the model, replay the step as "
+            'a CUDA graph (torch.compile(mode="reduce-overhead")), or give it larger batches.',
+            evidence=(
+                f"{percent(waited_us / case.step_us)} of {duration(case.step_us)} in "
+                f"{counted(len(gaps), 'gap')}: {causes}",
+                f"{counted(device.launches, 'launch')} take the host {duration(device.launch_us)}; "
+                f"what they launched takes {duration(device.launched_us)}",
+                f"the longest, {duration(longest.duration_us)}, ends with {longest.before[:60]}",
+            ),
+            waste="the device waiting for the host",
+            claims=claims,
+            modules=case.patterns(case.ops[gap.op].module for gap in gaps if gap.op >= 0),
+        )
+    ]
+
+
+def device_copies(case: Case) -> list[Draft]:
+    """Copies from host to device and back.
+
+    Reads the device's copy kernels by name, and the gaps before them. The bound takes away what of
+    them nothing else on the device hides: a copy that runs beside a kernel costs the step nothing.
+    """
+    device = case.profile.device
+    if device is None:
+        return []
+    copies = sorted(
+        (kernel for kernel in _counted(device) if _crosses(kernel)), key=lambda each: each.start_us
+    )
+    if not copies:
+        return []
+    others = covered(
+        (kernel.start_us, kernel.start_us + kernel.duration_us)
+        for kernel in _counted(device)
+        if not _crosses(kernel)
+    )
+    claims: dict[Slice, float] = {}
+    exposed_us = _exposed(copies, others)
+    for kernel, us in zip(copies, exposed_us, strict=True):
+        slice_ = _slice(kernel.op, "unexplained_us")
+        claims[slice_] = claims.get(slice_, 0.0) + us
+    before_us = 0.0
+    for gap in device.gaps:
+        if gap.cause == "copy" and _goes_between(gap.before):
+            slice_ = _slice(gap.op, "unexplained_us")
+            claims[slice_] = claims.get(slice_, 0.0) + gap.duration_us
+            before_us += gap.duration_us
+    names = Counter(kernel.name for kernel in copies).most_common(3)
+    callers = Counter(_caller(case, kernel.op) for kernel in copies if kernel.op >= 0)
+    asked = ", ".join(f"{name} ({count:,})" for name, count in callers.most_common(3))
+    return [
+        Draft(
+            rule="device-copy",
+            title=f"{counted(len(copies), 'copy')} between host and device",
+            cause="Data pass between the memories of host and device within the step.",
+            action="Keep tensors where they are used: move inputs once, ahead of time, from pinned "
+            "memory with non_blocking=True; make new tensors on the device; read results back "
+            "together at the end.",
+            evidence=(
+                f"they take {duration(sum(kernel.duration_us for kernel in copies))}, of which "
+                f"{duration(sum(exposed_us))} beside nothing else, and "
+                f"{duration(before_us)} of waiting before them",
+                ", ".join(f"{count:,} × {name}" for name, count in names),
+                *([f"asked for by {asked}"] if asked else []),
+            ),
+            waste="copies between host and device",
+            claims=claims,
+            modules=case.patterns(case.ops[k.op].module for k in copies if k.op >= 0),
+        )
+    ]
+
+
+def _slice(op: int, part: str) -> Slice:
+    """What no op launched is the root's."""
+    return Slice("op", op, part) if op >= 0 else Slice("module", 0, part)
+
+
+def _crosses(kernel: Kernel) -> bool:
+    return kernel.category == "copy" and _goes_between(kernel.name)
+
+
+def _goes_between(name: str) -> bool:
+    return any(way in name for way in _BETWEEN_DEVICES)
+
+
+def _counted(device: Device) -> list[Kernel]:
+    """Those that the device's figures cover."""
+    if device.until_us is None:
+        return list(device.kernels)
+    found = []
+    for kernel in device.kernels:
+        known = 0 <= kernel.launch < len(device.calls)
+        begun_us = device.calls[kernel.launch].start_us if known else kernel.start_us
+        if begun_us < device.until_us:
+            found.append(kernel)
+    return found
+
+
+def _exposed(copies: list[Kernel], others: list[tuple[float, float]]) -> list[float]:
+    """µs of each copy in which no other kernel ran, and no earlier copy either; all by start."""
+    found = []
+    done_us = float("-inf")
+    position = 0
+    for kernel in copies:
+        start_us = max(kernel.start_us, done_us)
+        end_us = max(start_us, kernel.start_us + kernel.duration_us)
+        done_us = max(done_us, end_us)
+        while position < len(others) and others[position][1] <= start_us:
+            position += 1
+        hidden_us, at = 0.0, position
+        while at < len(others) and others[at][0] < end_us:
+            hidden_us += min(end_us, others[at][1]) - max(start_us, others[at][0])
+            at += 1
+        found.append(end_us - start_us - hidden_us)
+    return found
+
+
+def _caller(case: Case, i: int) -> str:
+    outer = [j for j in case.around(i) if case.about(j).kind != "autograd"]
+    return case.ops[outer[-1] if outer else i].name.removeprefix("aten::")

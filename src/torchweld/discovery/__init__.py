@@ -1,0 +1,1 @@
+"""Finds what can be welded: recorded calls, traced graphs, normal form, blocks."""

@@ -1,0 +1,21 @@
+"""Profiles and diffs for people and for other tools. Data in, text or plain data out.
+
+`text.py`: a profile on a terminal. `changes.py`: a diff. `summary.py`: the same as plain data.
+`exports.py`: chrome traces, folded stacks, speedscope.
+"""
+
+from torchweld.report.changes import diff_sections
+from torchweld.report.exports import chrome_trace, folded, speedscope
+from torchweld.report.summary import summary
+from torchweld.report.text import View, profile_sections, profile_text
+
+__all__ = [
+    "View",
+    "chrome_trace",
+    "diff_sections",
+    "folded",
+    "profile_sections",
+    "profile_text",
+    "speedscope",
+    "summary",
+]

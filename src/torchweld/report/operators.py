@@ -1,0 +1,95 @@
+"""The op table: every op with its own time, its rates, and how near its roofline it is.
+
+In: a `Profile` and its `Account`. Out: the table of the costliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from torchweld.profiling.account import Account
+from torchweld.profiling.profile import Profile
+from torchweld.profiling.rooflines import OpRow, roofline
+from torchweld.report.stacks import op_name
+from torchweld.report.style import Column, Sheet, cut, duration, figure, heading
+from torchweld.report.tree import Order, percent, waste_cell
+
+OPS_SHOWN = 12
+
+
+def op_rows(
+    profile: Profile, account: Account, modules: Collection[int] | None, order: Order
+) -> list[OpRow]:
+    """The ops that ran in `modules` (None: anywhere), the costliest first."""
+    if modules is not None:
+        chosen = [i for i, op in enumerate(profile.ops) if op.module in modules]
+        profile = replace(profile, ops=tuple(profile.ops[i] for i in chosen))
+        account = replace(account, ops=tuple(account.ops[i] for i in chosen))
+    return sorted(roofline(profile, account), key=lambda row: _rank(row, order), reverse=True)
+
+
+def _rank(row: OpRow, order: Order) -> tuple[float, float]:
+    first = {"waste": row.split.waste_us, "ops": float(row.calls)}.get(order, row.self_us)
+    return first, row.self_us
+
+
+def ops_section(
+    profile: Profile,
+    account: Account,
+    modules: Collection[int] | None,
+    order: Order,
+    width: int,
+) -> Iterator[RenderableType]:
+    """The table of the first few."""
+    rows = op_rows(profile, account, modules, order)
+    if not rows:
+        return
+    remark = "kernels and the gaps before them" if profile.device is not None else "own time"
+    yield heading("ops", remark)
+    whole_us = account.step.total_us
+    shown = [row for row in rows if row.self_us > 0 or order == "ops"][:OPS_SHOWN]
+    yield _table(shown, whole_us, width)
+    if len(rows) > len(shown):
+        rest = [row for row in rows if row not in shown]
+        rest_us = sum(row.self_us for row in rest)
+        part = percent(rest_us / whole_us) if whole_us > 0 else "–"
+        yield Text(f"  and {len(rest)} more, {duration(rest_us)}, {part}", style="dim")
+    yield ""
+
+
+def _table(rows: Sequence[OpRow], whole_us: float, width: int) -> Table:
+    columns = [
+        Column("calls", 6),
+        Column("time", 7),
+        Column("share", 5),
+        Column("GFLOP/s", 7, spare=True),
+        Column("GB/s", 6, spare=True),
+        Column("of peak", 7, spare=True),
+        Column("bound by", 9, left=True, spare=True),
+        Column("largest waste", 13, left=True),
+    ]
+    sheet = Sheet("op", columns, width)
+    for row in rows:
+        known = row.phase in ("forward", "other") or "Backward" in row.name
+        phase = "" if known else f", {row.phase}"
+        name_width = sheet.label_width - 2 - len(phase)
+        name = cut(op_name(row.name).removeprefix("aten::"), name_width)
+        sheet.add(
+            f"  {name}{phase}",
+            {
+                "calls": str(row.calls),
+                "time": duration(row.self_us),
+                "share": percent(row.share),
+                "GFLOP/s": figure(row.gflops) if row.gflops is not None else "",
+                "GB/s": figure(row.gbps) if row.gbps is not None else "",
+                "of peak": percent(row.of_roofline) if row.of_roofline is not None else "",
+                "bound by": row.bound if row.bound != "unknown" else "",
+                "largest waste": waste_cell(row.split, whole_us),
+            },
+        )
+    return sheet.table

@@ -1,0 +1,176 @@
+"""Findings, timing and memory as text.
+
+In: a `Profile`, findings. Out: `rich` renderables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from torchweld.paths import grouped_paths
+from torchweld.profiling.profile import Memory, Profile, Timing
+from torchweld.report.style import (
+    clean,
+    counted,
+    cut_left,
+    duration,
+    figure,
+    heading,
+    indented,
+    listed,
+    share,
+    signed,
+    size,
+    table,
+)
+
+if TYPE_CHECKING:
+    from torchweld.diagnosis import Finding
+
+FINDINGS_SHOWN = 5
+MODULES_SHOWN = 4
+EVIDENCE_SHOWN = 3
+MEMORY_ROWS = 8
+
+
+# ---- findings ----
+
+
+def findings_section(
+    findings: Sequence[Finding], most: int = FINDINGS_SHOWN
+) -> Iterator[RenderableType]:
+    """The first few, each with its bound, cause, evidence and what to do."""
+    yield heading("findings", "the most that each could win; they overlap")
+    if not findings:
+        yield Text("  nothing that costs enough to be worth a change")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for number, finding in enumerate(findings[:most], start=1):
+        grid.add_row(Text(f"  {number}"), _finding_text(finding))
+    yield grid
+    if len(findings) > most:
+        yield Text(f"     and {len(findings) - most} more; --json has them all", style="dim")
+    yield ""
+
+
+def _finding_text(finding: Finding) -> Text:
+    sentence = clean(finding.sentence)
+    text = Text(clean(finding.title), style="bold")
+    text.append(f"\n{sentence[:1].upper()}{sentence[1:]}.", "not bold yellow")
+    text.append(f" {clean(finding.cause)}", "not bold")
+    text.append(f"\n→ {clean(finding.action)}", "not bold green")
+    details = [clean(item) for item in finding.evidence[:EVIDENCE_SHOWN]]
+    if finding.modules:
+        details.append(f"in {listed([clean(path) for path in finding.modules], MODULES_SHOWN)}")
+    return text.append(f"\n{'; '.join(details)}", "not bold dim") if details else text
+
+
+# ---- timing ----
+
+
+def timing_section(profile: Profile) -> Iterator[RenderableType]:
+    """Raw, corrected, unexplained, and how the correction was checked."""
+    timing = profile.timing
+    if timing is None:
+        return
+    yield heading("timing")
+    yield indented(
+        f"{duration(timing.wall_us)} on the clock; {duration(timing.raw_us)} under the profiler, "
+        f"{duration(timing.corrected_us)} with its cost taken away, so "
+        f"{duration(timing.unexplained_us)} ({share(timing.unexplained_us, timing.wall_us)}) "
+        "unexplained"
+    )
+    yield indented(_cost_text(timing), "dim")
+    if timing.checks:
+        made = table(
+            ("check", "left"), ("corrected", "right"), ("timed alone", "right"), ("off", "right")
+        )
+        for check in timing.checks:
+            off = signed(f"{100 * check.error:.1f}".replace("-", "−")) + " %"
+            style = "yellow" if abs(check.error) > 0.1 else ""
+            figures = (duration(check.corrected_us), duration(check.timed_us), off)
+            made.add_row(Text(f"  {clean(check.what)}"), *map(Text, figures), style=style)
+        yield made
+    yield ""
+
+
+def _cost_text(timing: Timing) -> str:
+    return (
+        f"{counted(timing.events, 'event')} a step, {figure(timing.op_cost_us)} µs an op and "
+        f"{figure(timing.module_cost_us)} µs a module; means of {counted(timing.steps, 'step')}; "
+        f"the very first step took {duration(timing.first_us)}"
+    )
+
+
+# ---- memory ----
+
+
+def memory_section(profile: Profile) -> Iterator[RenderableType]:
+    """What a step allocates, what is alive at the peak, what is kept for backward."""
+    memory = profile.memory
+    if memory is None:
+        return
+    yield heading("memory")
+    yield indented(
+        f"{counted(memory.allocations, 'allocation')} of {size(memory.allocated_bytes)} a step; "
+        f"peak {size(memory.peak_bytes)} above the level before it"
+    )
+    both = Table.grid(padding=(0, 4, 0, 0))
+    sides = [_peak_table(profile, memory)] if memory.at_peak else []
+    sides += [_by_module("saved for backward", memory.saved_bytes)] if memory.saved_bytes else []
+    if not memory.saved_bytes and memory.module_bytes:
+        sides.append(_by_module("allocated by", memory.module_bytes))
+    if sides:
+        both.add_row(*sides)
+        yield both
+    yield ""
+
+
+def _peak_table(profile: Profile, memory: Memory) -> Table:
+    made = table(("alive at the peak", "left"), ("", "right"), ("by", "left"))
+    rows = (((profile.modules[a.module].path, a.op, str(a.phase)), a.bytes) for a in memory.at_peak)
+    by_maker: dict[tuple[str, str], dict[str, int]] = {}
+    for (path, op, phase), count in rows:
+        makers = by_maker.setdefault((op, phase), {})
+        makers[path] = makers.get(path, 0) + count
+    lines = [
+        (sum(makers[path] for path in paths), pattern, op, phase)
+        for (op, phase), makers in by_maker.items()
+        for pattern, paths in grouped_paths(list(makers)).items()
+    ]
+    for count, pattern, op, phase in sorted(lines, reverse=True)[:MEMORY_ROWS]:
+        late = f", {phase}" if phase != "forward" else ""
+        what = Text(clean(op.removeprefix("aten::")) + late, style="dim")
+        made.add_row(Text(f"  {_place(pattern, 28)}"), Text(size(count)), what)
+    return made
+
+
+def _by_module(title: str, by_path: dict[str, int]) -> Table:
+    made = table((title, "left"), ("", "right"), indent=0)
+    groups = grouped_paths(list(by_path)).items()
+    lines = [(sum(by_path[path] for path in paths), pattern) for pattern, paths in groups]
+    for count, pattern in sorted(lines, reverse=True)[:MEMORY_ROWS]:
+        made.add_row(Text(_place(pattern, 30)), Text(size(count)))
+    return made
+
+
+def _place(path: str, width: int) -> str:
+    return cut_left(clean(path), width) if path else "the model itself"
+
+
+# ---- notices ----
+
+
+def notices_section(notices: Iterable[str]) -> Iterator[RenderableType]:
+    """What a reader has to know about how the figures came about."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for notice in notices:
+        grid.add_row(Text("note:", style="yellow"), Text(clean(notice), style="yellow"))
+    if grid.row_count:
+        yield grid

@@ -1,0 +1,109 @@
+"""A profile on a terminal: verdict, bar, module tree, findings, ops, timing, memory, device.
+
+In: a `Profile`, its `Account`, findings, and a `View` that says which part of them is wanted.
+Out: `rich` renderables, or one string. 100 columns; nothing depends on colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from torchweld.profiling.account import Account
+from torchweld.profiling.profile import Profile
+from torchweld.report.device import device_section
+from torchweld.report.operators import ops_section
+from torchweld.report.style import WIDTH, clean, duration, heading, share, to_text
+from torchweld.report.tables import (
+    findings_section,
+    memory_section,
+    notices_section,
+    timing_section,
+)
+from torchweld.report.tree import Order, Tree, added, fitting_depth, merged_path, tree_table
+from torchweld.report.verdict import doubt, verdict, waste_bar
+
+if TYPE_CHECKING:
+    from torchweld.diagnosis import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What to show. `module` is a path, or a pattern such as `layers.*.mlp`; None is everything."""
+
+    order: Order = "model"
+    depth: int | None = None
+    module: str | None = None
+    width: int = WIDTH
+
+
+def profile_text(
+    profile: Profile,
+    account: Account,
+    findings: Sequence[Finding] | None = None,
+    view: View | None = None,
+) -> str:
+    """All sections as one string without escape codes; None for findings leaves theirs out."""
+    view = view or View()
+    return to_text(profile_sections(profile, account, findings, view), view.width)
+
+
+def profile_sections(
+    profile: Profile, account: Account, findings: Sequence[Finding] | None, view: View
+) -> Iterator[RenderableType]:
+    """One after the other; with `view.module`, only what concerns that module."""
+    tree = Tree(profile, account)
+    if view.module is not None:
+        yield from _one_module(profile, account, tree, view)
+        return
+    yield verdict(profile, account)
+    if (remark := doubt(profile)) is not None:
+        yield remark
+    yield from waste_bar(account.step, account.step.total_us, view.width)
+    yield ""
+    yield from _tree_section(profile, tree, [(0,)], view)
+    if findings is not None:
+        yield from findings_section(findings)
+    yield from ops_section(profile, account, None, view.order, view.width)
+    yield from timing_section(profile)
+    yield from memory_section(profile)
+    yield from device_section(profile, view.width)
+    yield from notices_section((*profile.notices, *account.notices))
+
+
+def _one_module(
+    profile: Profile, account: Account, tree: Tree, view: View
+) -> Iterator[RenderableType]:
+    assert view.module is not None
+    groups = tree.select(view.module)
+    chosen = [i for group in groups for i in group]
+    split = added(account.modules[i].split for i in chosen)
+    total_us = sum(tree.total_us(i) for i in chosen)
+    name = merged_path([profile.modules[i].path for i in chosen]) or profile.about.what
+    text = Text(f"{clean(name)}: {duration(total_us)}", style="bold")
+    text.append(f", {share(total_us, tree.whole_us)} of the step; ")
+    text.append(f"{share(split.useful_us, total_us)} of that is arithmetic and necessary traffic, ")
+    yield text.append(f"{share(split.waste_us, total_us)} waste.")
+    yield from waste_bar(split, total_us, view.width)
+    yield ""
+    yield from _tree_section(profile, tree, groups, view)
+    yield from ops_section(profile, account, tree.inside(chosen), view.order, view.width)
+    yield from notices_section((*profile.notices, *account.notices))
+
+
+def _tree_section(
+    profile: Profile, tree: Tree, tops: Sequence[tuple[int, ...]], view: View
+) -> Iterator[RenderableType]:
+    depth, remark = view.depth, ""
+    if depth is None:
+        depth = fitting_depth(tree, tops)
+        if depth is not None:
+            remark = f"{depth} levels deep; --depth shows more, --module zooms in"
+    yield heading("modules", remark)
+    rows = list(tree.rows(tops, view.order, depth))
+    yield tree_table(tree, rows, view.width)
+    yield ""

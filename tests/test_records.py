@@ -1,0 +1,127 @@
+"""Dataclasses to JSON and back; and saved profiles, whole and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+from torchweld.errors import TorchweldError
+from torchweld.profiling.live import profile
+from torchweld.profiling.profile import Profile
+from torchweld.records import RecordError, from_plain, to_plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    name: str
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    count: int
+    inner: Inner | None = None
+    pairs: tuple[tuple[int, str], ...] = ()
+    table: dict[str, Inner] | None = None
+    kind: Literal["a", "b"] = "a"
+    flag: bool = False
+
+
+FULL = Outer(
+    count=3,
+    inner=Inner(name="x", values=(1.0, 2.5)),
+    pairs=((1, "one"),),
+    table={"k": Inner(name="y")},
+    kind="b",
+    flag=True,
+)
+
+
+@pytest.mark.parametrize("record", [FULL, Outer(count=0)])
+def test_a_record_comes_back_as_it_was(record: Outer) -> None:
+    text = json.dumps(to_plain(record))
+    assert from_plain(Outer, json.loads(text)) == record
+
+
+def test_defaults_are_left_out() -> None:
+    assert to_plain(Outer(count=1)) == {"count": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ({}, "lacks count"),
+        ({"count": "3"}, "Outer.count is '3'; int"),
+        ({"count": True}, "Outer.count is True; int"),
+        ({"count": 1, "more": 2}, "field 'more'"),
+        ({"count": 1, "kind": "c"}, "one of 'a', 'b'"),
+        ({"count": 1, "inner": []}, "Outer.inner is []; Inner"),
+        ({"count": 1, "inner": {"name": "x", "values": ["1"]}}, "Outer.inner.values[0]"),
+        ({"count": 1, "pairs": [[1]]}, "Outer.pairs[0] has 1 items"),
+        ({"count": 1, "pairs": 3}, "Outer.pairs is 3"),
+        ({"count": 1, "table": {"k": 1}}, "Outer.table[k]"),
+        ([], "Outer is []"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_with_their_place(data: Any, complaint: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        from_plain(Outer, data)
+    assert complaint in str(caught.value)
+
+
+def test_numbers_that_json_does_not_have_are_refused() -> None:
+    with pytest.raises(RecordError, match="finite"):
+        to_plain(Inner(name="x", values=(math.nan,)))
+
+
+@pytest.fixture(scope="module")
+def found() -> Profile:
+    return profile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(2, 8), training=True)
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
+def test_a_profile_comes_back_as_it_was(found: Profile, tmp_path: Path, name: str) -> None:
+    found.save(tmp_path / name)
+    assert Profile.load(tmp_path / name) == found
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (gzip.decompress((tmp_path / name).read_bytes()) if name.endswith("gz") else True)
+
+
+def test_a_profile_that_cannot_be_saved_leaves_what_was_there(
+    found: Profile, tmp_path: Path
+) -> None:
+    with pytest.raises(TorchweldError, match="cannot be saved"):
+        found.save(tmp_path / "missing" / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "tw.read_trace reads traces"),
+        ('{"traceEvents": []}', "tw.read_trace reads traces"),
+        ("{}", "not a profile"),
+        ('{"torchweld_profile": 99}', "format 99"),
+        ('{"torchweld_profile": 1}', "damaged"),
+        ('{"torchweld_profile": 1, "about": 3}', "damaged"),
+    ],
+)
+def test_what_is_no_profile_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(TorchweldError, match=complaint):
+        Profile.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TorchweldError, match=r"nothing\.json"):
+        Profile.load(tmp_path / "nothing.json")

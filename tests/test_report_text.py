@@ -1,0 +1,388 @@
+"""Profiles on a terminal: what is shown is what the account says, in 100 columns, for any names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.made_profiles import Call, block_places, blocks, make, on_device
+from torch import nn
+
+from torchweld.diagnosis import Finding
+from torchweld.errors import TorchweldError
+from torchweld.profiling.account import Split, account
+from torchweld.profiling.build import describe
+from torchweld.profiling.profile import Allocation, Check, Memory, Profile, Timing
+from torchweld.report import View, profile_sections, profile_text
+from torchweld.report.style import clean, counted, cut, duration, figure, share, size, to_text
+from torchweld.report.tables import findings_section
+from torchweld.report.tree import MOST_ROWS, Tree, label, merged_path
+from torchweld.report.verdict import PARTS, bar, bar_cells
+
+
+def text_of(profile: Profile, findings: Any = None, **view: Any) -> str:
+    return profile_text(profile, account(profile), findings, View(**view))
+
+
+def line_of(text: str, start: str) -> str:
+    """The only line that begins with `start`, indentation aside."""
+    (found,) = [line for line in text.splitlines() if line.strip().startswith(start)]
+    return found
+
+
+def finding(**changes: Any) -> Finding:
+    facts: dict[str, Any] = {
+        "rule": "few-rows",
+        "title": "Linears with few rows",
+        "cause": "Eight rows do not fill the product's tiles.",
+        "action": "Weld them: torchweld fuse.",
+        "evidence": ("8 rows", "3 % of the roofline"),
+        "waste": "time above the roofline",
+        "bound": 1.25,
+        "saved_us": 150.0,
+        "modules": ("layers.*.mlp",),
+    }
+    return Finding(**{**facts, **changes})
+
+
+# ---- the sentence and the bar ----
+
+
+def test_the_verdict_has_the_figures_of_the_account() -> None:
+    profile = blocks(training=True)
+    found = account(profile)
+    text = " ".join(text_of(profile).split())
+    whole = found.step.total_us
+    assert f"Net: one training step takes {duration(profile.step_us)}" in text
+    assert f"{share(found.step.useful_us, whole)} is arithmetic and necessary traffic" in text
+    assert f"{share(found.step.waste_us, whole)} is waste, mostly slow kernels" in text
+    assert f"explained {share(found.explained, 1)}." in text
+
+
+def test_what_was_not_priced_is_not_called_necessary_or_zero() -> None:
+    text = " ".join(text_of(blocks(peaks=None)).split())
+    assert "how much is necessary could not be told" in text
+    assert "is arithmetic and necessary traffic" not in text
+    assert "note: no peaks" in text
+
+
+def test_a_profile_without_ops_says_so() -> None:
+    empty = replace(make([("", "Net")], []), step_us=12.0)
+    assert "no op was recorded" in text_of(empty)
+
+
+def test_a_correction_that_misses_the_clock_is_not_to_be_trusted() -> None:
+    profile = blocks()
+    assert profile.timing is not None
+    doubtful = replace(profile.timing, wall_us=0.5 * profile.timing.corrected_us)
+    assert "Not to be trusted" not in text_of(profile)
+    assert "Not to be trusted" in text_of(replace(profile, timing=doubtful))
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e9), min_size=1, max_size=9),
+    st.integers(1, 200),
+)
+def test_a_bar_is_filled_in_proportion(values: list[float], width: int) -> None:
+    cells = bar_cells(values, width)
+    whole = sum(value for value in values if value > 0)
+    assert sum(cells) == (width if whole > 0 else 0)
+    for value, count in zip(values, cells, strict=True):
+        exact = max(value, 0.0) / whole * width if whole > 0 else 0.0
+        assert abs(count - exact) <= 1 + 1e-6
+
+
+def test_the_bar_reads_without_colour() -> None:
+    assert len({part.sign for part in PARTS}) == len(PARTS)
+    split = Split(arithmetic_us=50.0, host_us=25.0, slow_us=25.0)
+    assert bar(split, 100).plain == "█" * 50 + "=" * 25 + "▒" * 25
+    overdone = replace(split, unexplained_us=-40.0)
+    assert bar(overdone, 100).plain == bar(split, 100).plain
+
+
+# ---- the tree ----
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.act = nn.GELU()
+        self.down = nn.Linear(4 * width, width)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = Mlp(width)
+        self.heads = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 5)])
+
+
+def test_the_tree_reads_as_print_does() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([Block(8), Block(8), Block(8), Block(16), Block(8)])
+    model.drop = nn.Dropout(0.1)
+    places = [(place.path, place.kind, place.extra) for place in describe([("", model)])]
+    profile = make(places, [Call(name="aten::add")])
+    tree = Tree(profile, account(profile))
+    rows = [row for row in tree.rows([(0,)], "model", None) if not row.own]
+    printed = [line.removesuffix("(") for line in str(model).splitlines() if line.strip() != ")"]
+    assert [label(row, 200) for row in rows] == printed
+
+
+def test_identical_blocks_are_one_line_with_sums() -> None:
+    profile = blocks(4)
+    found = account(profile)
+    tree = Tree(profile, found)
+    rows = {row.name: row for row in tree.rows([(0,)], "model", None) if not row.own}
+    block, up = rows["0-3"], rows["up"]
+    assert len(block.modules) == len(up.modules) == 4
+    one = next(i for i, module in enumerate(profile.modules) if module.path == "layers.2")
+    assert block.total_us == pytest.approx(4 * profile.modules[one].total_us)
+    assert block.calls == 4
+    assert block.ops == 4 * found.modules[one].launches
+    assert block.split.total_us == pytest.approx(4 * found.modules[one].split.total_us)
+    line = line_of(text_of(profile), "(0-3): 4 x Block")
+    assert line.split()[3:7] == ["Block", "1264", "97", "%"]
+
+
+def test_a_block_that_differs_is_not_merged() -> None:
+    places = [p if p[0] != "layers.2.norm" else (p[0], "RMSNorm") for p in block_places(4)]
+    profile = make(places, [Call(name="aten::add", path="layers.0")])
+    text = text_of(profile)
+    assert line_of(text, "(0-1): 2 x Block")
+    assert line_of(text, "(2): Block")
+    assert line_of(text, "(3): Block")
+
+
+def test_what_a_module_does_itself_has_a_line_where_they_matter() -> None:
+    text = text_of(blocks(2))
+    assert line_of(text, "· itself").split()[2:5] == ["32.0", "5", "%"]
+    calls = [Call(name="aten::add", path="a", us=1.0), Call(name="aten::mm", us=1e5)]
+    small = text_of(make([("", "Net"), ("a", "A"), ("a.b", "B")], calls))
+    assert line_of(small, "· itself").startswith("  ·")  # the root's; that of `a` is too small
+
+
+def test_forward_and_backward_show_in_training_alone() -> None:
+    assert " fwd " not in text_of(blocks())
+    profile = blocks(training=True)
+    header = line_of(text_of(profile), "module ")
+    row = line_of(text_of(profile), "(head)")
+    module = profile.modules[-1]
+    figures = re.findall(r"[\d.]+(?: %)?", row.split(")")[2])
+    columns = dict(zip(header.split()[1:6], figures[:5], strict=True))
+    assert columns["fwd"] == figure(module.forward_us)
+    assert columns["bwd"] == figure(module.backward_us)
+
+
+def test_depth_cuts_the_tree() -> None:
+    assert "(layers)" not in text_of(blocks(), depth=0)
+    shallow = text_of(blocks(), depth=2)
+    assert "(0-3): 4 x Block" in shallow
+    assert "(mlp)" not in shallow
+
+
+def test_a_tree_that_is_too_long_is_shown_less_deep_and_says_so() -> None:
+    wide = [("", "Net"), *((f"m{i}", "A") for i in range(MOST_ROWS - 10))]
+    wide += [(f"m{i}.inner", f"B{i}") for i in range(MOST_ROWS - 10)]
+    text = text_of(make(wide, [Call(name="aten::add", path="m3.inner")]))
+    assert "1 levels deep; --depth shows more" in text
+    assert "(m7): A" in text
+    assert "(inner)" not in text
+    deep = text_of(make(wide, [Call(name="aten::add", path="m3.inner")]), depth=2)
+    assert "(inner): B7" in deep
+
+
+def test_one_module_alone_and_alike_ones_together() -> None:
+    profile = blocks(4)
+    one = text_of(profile, module="layers.2.mlp")
+    assert one.startswith("layers.2.mlp: 279 µs, 21 % of the step")
+    assert "LayerNorm" not in one
+    assert "native_layer_norm" not in one
+    assert line_of(one, "addmm").split()[1] == "2"
+    many = text_of(profile, module="layers.*.mlp")
+    assert many.startswith("layers.*.mlp: 1.12 ms, 86 % of the step")
+    assert line_of(many, "addmm").split()[1] == "8"
+
+
+def test_a_module_that_is_not_there_is_an_error_that_helps() -> None:
+    with pytest.raises(TorchweldError, match=r"no module 'layers.1.mpl'.*layers.1.mlp"):
+        text_of(blocks(), module="layers.1.mpl")
+
+
+def test_siblings_can_be_sorted() -> None:
+    def order(**view: Any) -> list[str]:
+        return re.findall(r"^ +\((norm|mlp|layers|head)\)", text_of(blocks(), **view), re.M)
+
+    assert order() == ["layers", "norm", "mlp", "head"]
+    assert order(order="time") == ["layers", "mlp", "norm", "head"]
+    ops = text_of(blocks(), order="ops").partition("\nops")[2]
+    assert ops.splitlines()[2].split()[0] == "addmm"
+
+
+def test_merged_paths() -> None:
+    assert merged_path(["a.3.b"]) == "a.3.b"
+    assert merged_path(["a.3.b", "a.5.b"]) == "a.*.b"
+
+
+# ---- the other sections ----
+
+
+def test_findings_say_bound_cause_action_and_evidence() -> None:
+    text = text_of(blocks(), [finding()])
+    flat = " ".join(text.split())
+    assert (
+        "1 Linears with few rows At most 1.25x: 20 % of the step is time above the roofline."
+        in flat
+    )
+    assert "Eight rows do not fill the product's tiles." in flat
+    assert "→ Weld them: torchweld fuse." in flat
+    assert "8 rows; 3 % of the roofline; in layers.*.mlp" in flat
+
+
+def test_only_the_first_findings_are_shown_and_the_rest_counted() -> None:
+    many = [finding(title=f"title {i}") for i in range(9)]
+    text = to_text(findings_section(many))
+    assert "title 4" in text
+    assert "title 5" not in text
+    assert "and 4 more" in text
+
+
+def test_no_finding_is_said() -> None:
+    assert "nothing that costs enough" in text_of(blocks(), [])
+    assert "findings" not in text_of(blocks())
+
+
+def test_the_op_table_is_that_of_the_account() -> None:
+    profile = blocks()
+    found = account(profile)
+    chosen = [i for i, op in enumerate(profile.ops) if op.name == "aten::addmm"]
+    self_us = sum(profile.ops[i].self_us for i in chosen)
+    flops = sum(found.ops[i].flops for i in chosen)
+    row = line_of(text_of(profile), "addmm").split()
+    assert row[1:6] == ["9", *duration(self_us).split(), *share(self_us, profile.step_us).split()]
+    assert row[6] == figure(flops / self_us / 1e3)
+
+
+def test_timing_shows_raw_corrected_unexplained_and_checks() -> None:
+    timing = Timing(
+        wall_us=1000.0,
+        raw_us=1500.0,
+        corrected_us=1020.0,
+        first_us=9000.0,
+        events=400,
+        op_cost_us=1.2,
+        module_cost_us=2.0,
+        steps=3,
+        checks=(
+            Check(what="held-out steps", corrected_us=1020.0, timed_us=1000.0),
+            Check(what="layers.3", corrected_us=80.0, timed_us=100.0),
+        ),
+    )
+    flat = " ".join(text_of(replace(blocks(), timing=timing)).split())
+    assert "1.00 ms on the clock; 1.50 ms under the profiler, 1.02 ms with its cost" in flat
+    assert "so −20.0 µs (−2.0 %) unexplained" in flat
+    assert "held-out steps 1.02 ms 1.00 ms +2.0 %" in flat
+    assert "layers.3 80.0 µs 100 µs −20.0 %" in flat
+    assert "the very first step took 9.00 ms" in flat
+
+
+def test_memory_groups_what_layers_made_alike() -> None:
+    profile = blocks(3)
+    index = {module.path: i for i, module in enumerate(profile.modules)}
+    memory = Memory(
+        allocations=12,
+        allocated_bytes=5_000_000,
+        peak_bytes=3_000_000,
+        at_peak=tuple(
+            Allocation(bytes=1_000_000, module=index[path], op="aten::linear", phase="forward")
+            for path in ("layers.0.mlp.up", "layers.2.mlp.up", "head")
+        ),
+        saved_bytes={"layers.0.mlp.act": 400_000, "layers.1.mlp.act": 400_000},
+        module_bytes={},
+    )
+    text = text_of(replace(profile, memory=memory))
+    flat = " ".join(text.split())
+    assert "12 allocations of 5.00 MB a step; peak 3.00 MB" in flat
+    assert "layers.*.mlp.up 2.00 MB linear" in flat
+    assert "layers.*.mlp.act 800 kB" in flat
+    assert "head 1.00 MB linear" in flat
+
+
+def test_a_device_shows_states_launches_kernels_and_gaps() -> None:
+    profile = on_device(blocks(2, live=False))
+    flat = " ".join(text_of(profile).split())
+    assert "65.0 µs from first kernel to last: █ computing 85 %" in flat
+    assert "11 launches: 22.0 µs on the host for 55.0 µs of work" in flat
+    assert "3 occupancy queries, 1.50 µs" in flat
+    assert "gemm 9 45.0 µs 69 %" in flat
+    assert "triton_poi_fused_gelu_mul_0 2 10.0 µs 15 % in it: gelu, mul" in flat
+    assert "host wait 10 10.0 µs" in flat
+    assert "ended by aten::gelu in layers.0.mlp.act, before triton_poi_fused" in flat
+    assert "of the 65.0 µs from the first kernel to the last on Example GPU" in flat
+
+
+def test_notices_come_last() -> None:
+    text = text_of(blocks(notices=("the machine was busy",)))
+    assert text.rstrip().endswith("note: the machine was busy")
+
+
+# ---- any names, any width ----
+
+NASTY = "a[red]b[/red] :smile: \x1b[31mc\nd\r\x00e\u202ef\u2028"
+
+
+def nasty_profile() -> Profile:
+    place = NASTY.replace(".", "")
+    places = [("", NASTY), (place, NASTY, NASTY), (f"{place}.x", "Linear", "y" * 300)]
+    calls = [Call(name=NASTY, path=place), Call(name="aten::mm", path=f"{place}.x")]
+    return on_device(make(places, calls, notices=(NASTY,)))
+
+
+def test_names_of_models_cannot_format_or_control_the_terminal() -> None:
+    profile = nasty_profile()
+    text = text_of(profile, [finding(title=NASTY, cause=NASTY, modules=(NASTY,))])
+    assert "a[red]b[/red] :smile: \\x1b[31mc\\nd\\r\\x00e\\u202ef\\u2028" in text
+    for char in set(NASTY) - {"\n"}:
+        assert char.isprintable() or char not in text
+    coloured = to_text(profile_sections(profile, account(profile), [], View()), colour=True)
+    assert "\x1b[31mc" not in coloured
+    assert "\x1b[" in coloured
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize(
+    "profile",
+    [blocks(12, training=True), on_device(blocks(3, live=False)), nasty_profile()],
+    ids=["training", "device", "nasty"],
+)
+def test_everything_fits(profile: Profile, width: int) -> None:
+    text = text_of(profile, [finding(evidence=("word " * 60,))], width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "\x1b" not in text
+
+
+def test_figures_units_and_words() -> None:
+    assert [figure(x) for x in (0.984, 3.2, 9.996, 12.34, 99.96, 2749.4, -1.5)] == [
+        *("0.98", "3.20", "10.0", "12.3", "100", "2749", "−1.50"),
+    ]
+    assert [duration(x) for x in (0, 0.25, 999.4, 1000, 2.5e6)] == [
+        *("0 µs", "0.25 µs", "999 µs", "1.00 ms", "2.50 s"),
+    ]
+    assert [share(x, 100) for x in (0, 0.05, 0.44, 9.96, 55)] == [
+        *("0 %", "<0.1 %", "0.4 %", "10 %", "55 %"),
+    ]
+    assert share(1, 0) == "–"
+    assert [size(x) for x in (0, 999, 1000, 19_000_000, 1.2e9)] == [
+        *("0 B", "999 B", "1.00 kB", "19.0 MB", "1.20 GB"),
+    ]
+    assert [counted(1, "query"), counted(2, "query"), counted(1500, "launch")] == [
+        *("1 query", "2 queries", "1,500 launches"),
+    ]
+    assert cut("abcdef", 4) == "abc…"
+    assert clean("plain") == "plain"
