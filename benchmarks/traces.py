@@ -27,7 +27,7 @@ from torchweld.measuring.statistics import median_interval
 
 OURS = """
 import json, resource, sys, time
-from torchweld.profiling.trace import read_trace
+from torchweld.profiler.trace import read_trace
 start = time.perf_counter()
 device = read_trace(sys.argv[1]).device
 seconds = time.perf_counter() - start

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchweld.hardware import FmaPeak, Peaks, ReadPeak
-from torchweld.profiling.profile import (
+from torchweld.profiler.profile import (
     About,
     Device,
     Gap,

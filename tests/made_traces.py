@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.profile import Profile
 
 TRACES = Path(__file__).parent / "traces"  # real ones
 

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchweld.hardware import FmaPeak, Peaks, ReadPeak
-from torchweld.profiling.account import Split
-from torchweld.profiling.profile import About, Device, Module, Op, Phase, Profile, Tensor
+from torchweld.profiler.account import Split
+from torchweld.profiler.profile import About, Device, Module, Op, Phase, Profile, Tensor
 
 THREADS = 2
 WORKING_SETS_BYTES = (32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 256 * 2**20)

@@ -14,8 +14,8 @@ from tests.profiles import (
     tensor,
 )
 
-from torchweld.profiling.account import Account, account, roofline
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.account import Account, account, roofline
+from torchweld.profiler.profile import Profile
 
 WASTES = ["launch_us", "round_trip_us", "host_us", "slow_us"]
 # With the builder's peaks: 100 GFLOP/s are 100,000 operations a us, 10 GB/s are 10,000 bytes.

@@ -19,12 +19,12 @@ from tests.profiles import (
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchweld.profiling.account import account
-from torchweld.profiling.attribution import attribute
-from torchweld.profiling.collect import record
-from torchweld.profiling.costs import works_of
-from torchweld.profiling.kinds import kind_of
-from torchweld.profiling.profile import Op, Profile
+from torchweld.profiler.account import account
+from torchweld.profiler.attribution import attribute
+from torchweld.profiler.collect import record
+from torchweld.profiler.costs import works_of
+from torchweld.profiler.kinds import kind_of
+from torchweld.profiler.profile import Op, Profile
 
 WASTES = ["launch_us", "round_trip_us", "host_us", "slow_us"]
 NAMES = (

@@ -15,7 +15,7 @@ from torchweld.cli import profile as verb
 from torchweld.cli.main import run
 from torchweld.cli.writing import check_targets, write_whole
 from torchweld.errors import NotMeasuredError, TorchweldError
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.profile import Profile
 from torchweld.report import chrome_trace
 
 Captured = pytest.CaptureFixture[str]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torchweld.errors import NotMeasuredError
 from torchweld.expecting import expect
 from torchweld.modules import FusedMLP
-from torchweld.profiling import compiled
-from torchweld.profiling.collect import record
-from torchweld.profiling.compiled import (
+from torchweld.profiler import compiled
+from torchweld.profiler.collect import record
+from torchweld.profiler.compiled import (
     Region,
     Regions,
     kernels_of,
@@ -312,7 +312,7 @@ def test_where_nothing_is_compiled_the_compiler_is_not_even_imported() -> None:
     code = """
 import sys, torch
 before = "torch._dynamo" in sys.modules
-from torchweld.profiling.compiled import kernels_of, ops_inside, watch_compilation
+from torchweld.profiler.compiled import kernels_of, ops_inside, watch_compilation
 notices = []
 with watch_compilation() as watch:
     torch.randn(1, 2).relu()

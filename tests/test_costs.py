@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import torchweld as tw
 from torchweld import ops
-from torchweld.profiling.costs import Cost, arithmetic_dtype, cost_of, work_of
-from torchweld.profiling.kinds import kind_of
-from torchweld.profiling.profile import Op, Tensor
+from torchweld.profiler.costs import Cost, arithmetic_dtype, cost_of, work_of
+from torchweld.profiler.kinds import kind_of
+from torchweld.profiler.profile import Op, Tensor
 
 HEAVY = ("product", "convolution", "attention")
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.made_traces import HOST, MadeTrace
 
-from torchweld.profiling.device import covered, device_account
-from torchweld.profiling.device_kernels import category_of, ops_inside
-from torchweld.profiling.device_peaks import peaks_of
-from torchweld.profiling.events import KERNEL, MEMCPY, MEMSET, Event, Recording
-from torchweld.profiling.profile import Device, Profile
-from torchweld.profiling.trace import read_trace
+from torchweld.profiler.device import covered, device_account
+from torchweld.profiler.device_kernels import category_of, ops_inside
+from torchweld.profiler.device_peaks import peaks_of
+from torchweld.profiler.events import KERNEL, MEMCPY, MEMSET, Event, Recording
+from torchweld.profiler.profile import Device, Profile
+from torchweld.profiler.trace import read_trace
 
 
 def profile_of(trace: MadeTrace, folder: Path) -> Profile:

@@ -11,8 +11,8 @@ from tests.profiles import (
     tensor,
 )
 
-from torchweld.profiling.account import account
-from torchweld.profiling.profile import Device, Gap, Kernel, Profile, RuntimeCall
+from torchweld.profiler.account import account
+from torchweld.profiler.profile import Device, Gap, Kernel, Profile, RuntimeCall
 
 SIZE = 40_000  # bytes of a tensor of 100 x 100: 4 us
 

@@ -9,9 +9,9 @@ import pytest
 from tests.profiles import Builder, tensor
 
 from torchweld.diagnosis import Finding, combined_bound, diagnose
-from torchweld.profiling.account import account
-from torchweld.profiling.profile import Device, Gap, Kernel, Profile, RuntimeCall
-from torchweld.profiling.trace import read_trace
+from torchweld.profiler.account import account
+from torchweld.profiler.profile import Device, Gap, Kernel, Profile, RuntimeCall
+from torchweld.profiler.trace import read_trace
 
 TRACES = Path(__file__).parent / "traces"
 

@@ -10,8 +10,8 @@ from tests.profiles import Builder, changed, tensor
 from torchweld.diagnosis import Finding, diagnose
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.chains import blocks_of, linears_of, runs_of
-from torchweld.profiling.account import account
-from torchweld.profiling.profile import Phase, Profile, Tensor
+from torchweld.profiler.account import account
+from torchweld.profiler.profile import Phase, Profile, Tensor
 
 # With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.
 BYTES_A_US = 10_000
@@ -243,6 +243,14 @@ def test_products_of_different_inputs_do_not_make_a_gate() -> None:
     assert blocks(made.build()) == []
 
 
+def test_rows_that_are_mixed_between_the_linears_end_a_block() -> None:
+    """A reshape puts several rows of the hidden values into one."""
+    made = Model()
+    hidden = made.run("gelu", made.linear(tensor(32, 64), 16))
+    made.linear(tensor(8, 64, storage=hidden.storage), 64)
+    assert blocks(made.build()) == []
+
+
 def test_hidden_values_that_someone_else_reads_end_a_block() -> None:
     made = Model()
     hidden = made.run("gelu", made.linear(tensor(8, 64), 64))
@@ -281,6 +289,21 @@ def test_the_backward_of_a_block_is_claimed_and_adding_gradients_up_is_not() -> 
     assert saved_us(300.0, 0.0, joined=False) == pytest.approx(saved_us(100.0, 0.0, joined=False))
 
 
+def test_what_a_checkpoint_computes_again_in_a_backward_node_is_not_its_backward() -> None:
+    def saved_us(norm_us: float) -> float:
+        made = Model()
+        mlp(made, tensor(8, 64))
+        made.ops[2] = changed(made.ops[2], sequence=3)
+        node = made.op("MmBackward0", 5.0, phase="backward")
+        made.ops[node] = changed(made.ops[node], sequence=3)
+        made.op("aten::_softmax", norm_us, inputs=(tensor(8, 64),), parent=node, phase="recompute")
+        finding = found(made.build(training=True), "mlp-block")
+        assert finding is not None
+        return finding.saved_us
+
+    assert saved_us(500.0) == pytest.approx(saved_us(50.0))
+
+
 def test_python_of_a_module_that_does_more_is_not_claimed() -> None:
     """A model with a slow loop around one small block does not promise to lose its loop."""
 
@@ -296,7 +319,26 @@ def test_python_of_a_module_that_does_more_is_not_claimed() -> None:
         return finding.saved_us
 
     assert saved_us(1000.0, more=True) == pytest.approx(saved_us(0.0, more=True))
-    assert saved_us(1000.0, more=False) == pytest.approx(saved_us(0.0, more=False) + 1000.0)
+    assert saved_us(1000.0, more=False) > 900.0
+
+
+def test_what_replaces_a_module_is_called_as_well() -> None:
+    """One call of the outermost module stays, as long as the cheapest in the profile."""
+
+    def saved_us(outer_us: float, inner_us: float) -> float:
+        made = Model()
+        made.module("block", python_us=outer_us)
+        fc1, act, fc2 = (made.module(f"block.{n}", python_us=inner_us) for n in ("a", "b", "c"))
+        h = made.run("gelu", made.linear(tensor(8, 64), 64, fc1), module=act)
+        made.linear(h, 64, fc2)
+        made.run("_softmax", tensor(8, 64))
+        finding = found(made.build(), "mlp-block")
+        assert finding is not None
+        return finding.saved_us
+
+    base = saved_us(0.0, 0.0)
+    assert saved_us(10.0, 4.0) == pytest.approx(base + 3 * 4.0 + 10.0 - 4.0)
+    assert saved_us(3.0, 4.0) == pytest.approx(base + 3 * 4.0)
 
 
 def test_python_between_two_ops_of_a_block_is_claimed_as_far_as_it_was_seen() -> None:

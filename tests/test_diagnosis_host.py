@@ -9,7 +9,7 @@ from tests.profiles import Builder, changed, tensor
 from tests.test_diagnosis import timing
 
 from torchweld.diagnosis import Finding, diagnose
-from torchweld.profiling.profile import Compilation, Profile, Tensor
+from torchweld.profiler.profile import Compilation, Profile, Tensor
 
 # With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.
 

@@ -20,9 +20,9 @@ from torchweld import FusedMLP, hardware
 from torchweld.diagnosis import Finding, combined_bound, diagnose
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.rules_fusion import mlp_blocks
-from torchweld.profiling import live
-from torchweld.profiling.account import account
-from torchweld.profiling.profile import Profile
+from torchweld.profiler import live
+from torchweld.profiler.account import account
+from torchweld.profiler.profile import Profile
 
 # Large enough that no product is mostly its start.
 WIDTH = 256

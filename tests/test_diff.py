@@ -12,8 +12,8 @@ from tests.made_profiles import on_device as with_device
 from torchweld.diffing import NOTHING, Amount, Change, Diff, diff
 from torchweld.errors import TorchweldError
 from torchweld.paths import grouped_paths, joined, normal_path
-from torchweld.profiling.account import account
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.account import account
+from torchweld.profiler.profile import Profile
 from torchweld.report import diff_sections
 from torchweld.report.style import to_text
 

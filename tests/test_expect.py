@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torchweld.errors import TorchweldError
 from torchweld.expecting import ExpectationError, check_profile, expect
 from torchweld.modules import FusedMLP
-from torchweld.profiling.profile import About, Module, Op, Profile
+from torchweld.profiler.profile import About, Module, Op, Profile
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from tests.made_profiles import Call, blocks, make, on_device
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from torchweld.profiling.live import profile as take
-from torchweld.profiling.profile import Profile
-from torchweld.profiling.trace import read_trace
+from torchweld.profiler.live import profile as take
+from torchweld.profiler.profile import Profile
+from torchweld.profiler.trace import read_trace
 from torchweld.report import chrome_trace, folded, speedscope
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from torchweld.errors import TorchweldError
 from torchweld.guesses import judge, parse_expectations, parse_guess, parse_guesses
-from torchweld.profiling.launches import COUNTERS, Launch
-from torchweld.profiling.profile import Tensor
+from torchweld.profiler.launches import COUNTERS, Launch
+from torchweld.profiler.profile import Tensor
 
 
 @pytest.mark.parametrize(

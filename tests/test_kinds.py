@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchweld.profiling.kinds import IDLE_KINDS, KINDS, WORK_KINDS, kind_of, launching, working
+from torchweld.profiler.kinds import IDLE_KINDS, KINDS, WORK_KINDS, kind_of, launching, working
 
 KNOWN = {
     "product": "aten::mm aten::addmm aten::addmm_ aten::bmm aten::baddbmm aten::mv aten::dot "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from torchweld.errors import NotMeasuredError
-from torchweld.profiling import compiled
-from torchweld.profiling.compiled import Region
-from torchweld.profiling.launches import COUNTERS, Node, counts_of, launches_of
+from torchweld.profiler import compiled
+from torchweld.profiler.compiled import Region
+from torchweld.profiler.launches import COUNTERS, Node, counts_of, launches_of
 
 KEY = "fkey"
 CALL = f"## Call CompiledFxGraph {KEY} ##"

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import torchweld as tw
 from torchweld.errors import TorchweldError
-from torchweld.profiling import live
-from torchweld.profiling.account import account
-from torchweld.profiling.live import profile
-from torchweld.profiling.profile import Module, Op, Profile
+from torchweld.profiler import live
+from torchweld.profiler.account import account
+from torchweld.profiler.live import profile
+from torchweld.profiler.profile import Module, Op, Profile
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from torchweld.errors import NotMeasuredError, TorchweldError
-from torchweld.profiling.loop import profiling
+from torchweld.profiler.loop import profiling
 
 
 def attached(model: nn.Module) -> bool:
@@ -51,13 +51,17 @@ def test_a_loop_that_is_too_short_says_how_long_it_must_be() -> None:
 
 def test_a_loop_that_breaks_leaves_the_model_and_the_profiler_free() -> None:
     model = nn.Linear(4, 4)
-    with pytest.raises(RuntimeError, match="on purpose"), profiling(model, wait=1, active=2) as p:
-        for i in range(9):
-            model(torch.ones(4))
-            if attached(model):
-                raise RuntimeError("on purpose")
-            assert i < 5
-            p.step()
+
+    def loop() -> None:
+        with profiling(model, wait=1, active=2) as p:
+            for _ in range(9):
+                model(torch.ones(4))
+                if attached(model):
+                    raise RuntimeError("on purpose")
+                p.step()
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        loop()
     assert not attached(model)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         model(torch.ones(4))

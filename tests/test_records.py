@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from torchweld.errors import TorchweldError
-from torchweld.profiling.live import profile
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.live import profile
+from torchweld.profiler.profile import Profile
 from torchweld.records import RecordError, from_plain, to_plain
 
 
@@ -92,7 +92,7 @@ def test_a_profile_comes_back_as_it_was(found: Profile, tmp_path: Path, name: st
     found.save(tmp_path / name)
     assert Profile.load(tmp_path / name) == found
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (gzip.decompress((tmp_path / name).read_bytes()) if name.endswith("gz") else True)
+    assert gzip.decompress((tmp_path / name).read_bytes()) if name.endswith("gz") else True
 
 
 def test_a_profile_that_cannot_be_saved_leaves_what_was_there(

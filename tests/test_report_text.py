@@ -14,9 +14,9 @@ from torch import nn
 
 from torchweld.diagnosis import Finding
 from torchweld.errors import TorchweldError
-from torchweld.profiling.account import Split, account
-from torchweld.profiling.build import describe
-from torchweld.profiling.profile import Allocation, Check, Memory, Profile, Timing
+from torchweld.profiler.account import Split, account
+from torchweld.profiler.build import describe
+from torchweld.profiler.profile import Allocation, Check, Memory, Profile, Timing
 from torchweld.report import View, profile_sections, profile_text
 from torchweld.report.style import clean, counted, cut, duration, figure, share, size, to_text
 from torchweld.report.tables import findings_section

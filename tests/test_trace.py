@@ -13,10 +13,10 @@ from tests.made_traces import BACKWARD, HOST, TRACES, MadeTrace, names
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from torchweld.profiling.events import MODULE, OP, STEP
-from torchweld.profiling.instrument import instrumented
-from torchweld.profiling.profile import Profile
-from torchweld.profiling.trace import read_recording, read_trace
+from torchweld.profiler.events import MODULE, OP, STEP
+from torchweld.profiler.instrument import instrumented
+from torchweld.profiler.profile import Profile
+from torchweld.profiler.trace import read_recording, read_trace
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_what_was_read_can_be_saved_and_loaded(file: str, tmp_path: Path) -> Non
 
 MEASURE = """
 import resource, sys
-from torchweld.profiling.trace import read_trace
+from torchweld.profiler.trace import read_trace
 def peak(): return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 read_trace(sys.argv[2])  # everything that reading needs is loaded now
 before = peak()

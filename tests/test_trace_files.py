@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.made_traces import TRACES, MadeTrace, a_folder, five_ops, names
 
 from torchweld.errors import TorchweldError
-from torchweld.profiling import trace_stream
-from torchweld.profiling.profile import About, Module, Profile
-from torchweld.profiling.trace import read_recording, read_trace
+from torchweld.profiler import trace_stream
+from torchweld.profiler.profile import About, Module, Profile
+from torchweld.profiler.trace import read_recording, read_trace
 
 # ---- forms of a file ----
 

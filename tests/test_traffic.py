@@ -11,7 +11,7 @@ from tests.profiles import (
     tensor,
 )
 
-from torchweld.profiling.account import account
+from torchweld.profiler.account import account
 
 # With the builder's peaks: 100 GFLOP/s are 100,000 operations a us, 10 GB/s are 10,000 bytes.
 SIZE = 40_000  # bytes of a tensor of 100 x 100: 4 us

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from torchweld.errors import TorchweldError
 from torchweld.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
-from torchweld.profiling.account import Account, account
-from torchweld.profiling.profile import About, Profile
+from torchweld.profiler.account import Account, account
+from torchweld.profiler.profile import About, Profile
 from torchweld.records import RecordError, from_plain, to_plain
 
 FORMAT = 1

@@ -2,7 +2,7 @@
 
 In: guesses such as `linear=3, ops="<=12"`, and a `with` block. Out: nothing if they hold; else an
 `ExpectationError` with guess and truth side by side and the ops that broke it. What is counted, and
-the leaf rule behind it, is in `profiling/launches.py`; how guesses are written and judged, in
+the leaf rule behind it, is in `profiler/launches.py`; how guesses are written and judged, in
 `guesses.py`.
 """
 
@@ -23,17 +23,17 @@ from torch.autograd.profiler import record_function
 
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.guesses import Guess, Verdict, judge, parse_expectations, parse_guesses
-from torchweld.profiling.collect import Recorder
-from torchweld.profiling.events import Recording
-from torchweld.profiling.instrument import instrumented, is_compiled, places
-from torchweld.profiling.launches import (
+from torchweld.profiler.collect import Recorder
+from torchweld.profiler.events import Recording
+from torchweld.profiler.instrument import instrumented, is_compiled, places
+from torchweld.profiler.launches import (
     Launch,
     counts_of,
     launches_of,
     nodes_of_profile,
     nodes_of_recording,
 )
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.profile import Profile
 
 __all__ = ["Expectation", "ExpectationError", "check_profile", "expect", "parse_expectations"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torchweld.errors import TorchweldError
 from torchweld.names import known
-from torchweld.profiling.launches import COUNTERS, Launch, counts_of
-from torchweld.profiling.profile import Tensor
+from torchweld.profiler.launches import COUNTERS, Launch, counts_of
+from torchweld.profiler.profile import Tensor
 
 _FORMS = '3, "==3", "<=12", ">=1", "<5", ">0" or "2..4"'
 _GUESS = re.compile(r"\s*(==|<=|>=|<|>|)\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?")

@@ -20,10 +20,10 @@ from torchweld.diagnosis import diagnose
 from torchweld.errors import TorchweldError
 from torchweld.expecting import check_profile, parse_expectations
 from torchweld.guesses import Verdict
-from torchweld.profiling.account import account
-from torchweld.profiling.live import profile as take
-from torchweld.profiling.profile import Profile
-from torchweld.profiling.trace import read_trace
+from torchweld.profiler.account import account
+from torchweld.profiler.live import profile as take
+from torchweld.profiler.profile import Profile
+from torchweld.profiler.trace import read_trace
 from torchweld.report.tree import ORDERS, Order
 from torchweld.targets import resolve
 

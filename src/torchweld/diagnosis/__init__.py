@@ -23,8 +23,8 @@ from torchweld.diagnosis.rules_host import (
 )
 from torchweld.diagnosis.rules_products import few_rows, slow_half
 from torchweld.errors import TorchweldError
-from torchweld.profiling.account import Account, account
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.account import Account, account
+from torchweld.profiler.profile import Profile
 
 __all__ = ["RULES", "Finding", "combined_bound", "diagnose"]
 

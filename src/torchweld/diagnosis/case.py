@@ -8,10 +8,10 @@ from functools import cached_property
 from torchweld.diagnosis.findings import PARTS, Claims, Slice
 from torchweld.diagnosis.flow import Flow, flow_of
 from torchweld.paths import grouped_paths
-from torchweld.profiling.calls import Work
-from torchweld.profiling.costs import works_of
-from torchweld.profiling.profile import Op, Profile
-from torchweld.profiling.splits import Account, OpAccount, Split
+from torchweld.profiler.calls import Work
+from torchweld.profiler.costs import works_of
+from torchweld.profiler.profile import Op, Profile
+from torchweld.profiler.splits import Account, OpAccount, Split
 
 # The model itself, where a place is named.
 ROOT = "the model"
@@ -154,6 +154,11 @@ class Case:
                 found.setdefault(made[op.sequence], []).append(i)
         return found
 
+    def backward_ops(self, i: int) -> Iterator[int]:
+        """All backward ops of the nodes that this op made; not what is computed again in them."""
+        for node in self.backward_of.get(i, ()):
+            yield from (j for j in self.inside(node) if self.ops[j].phase == "backward")
+
     # ---- claims ----
 
     def claim(self, i: int, parts: Sequence[str] = PARTS) -> dict[Slice, float]:
@@ -170,6 +175,14 @@ class Case:
         if self.on_device:  # hidden behind the device, or seen as its idle time
             return [0.0] * len(self.profile.modules)
         return [max(0.0, m.python_us + m.engine_us) for m in self.profile.modules]
+
+    @cached_property
+    def cheapest_call_us(self) -> float:
+        """Python of one call of a module, of whichever takes least."""
+        return min(
+            (m.python_us / m.calls for m in self.profile.modules if m.calls and m.python_us > 0),
+            default=0.0,
+        )
 
     @cached_property
     def gaps(self) -> dict[int, tuple[int, float]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.flow import Value
 from torchweld.diagnosis.shapes import Factors, factors_of
-from torchweld.profiling.calls import Call, broadcast
+from torchweld.profiler.calls import Call, broadcast
 
 # Element by element: the mask of a dropout is made so too.
 _ELEMENTWISE = ("pointwise", "random")
@@ -122,7 +122,8 @@ def blocks_of(case: Case, runs: Iterable[Run], linears: dict[int, Factors]) -> l
     """Chains: every run that reads products, and whose result products alone read, joins them.
 
     A run that reads another full-size tensor (a residual) is none of a chain, nor is one that joins
-    two products of different inputs. A gate is two products of one input that meet in a run.
+    two products of different inputs, or products of different numbers of rows (a reshape between
+    them mixes rows). A gate is two products of one input that meet in a run.
     """
     sets = _Sets()
     gates: set[int] = set()
@@ -175,7 +176,8 @@ def _ends(case: Case, run: Run, linears: dict[int, Factors]) -> tuple[list[int],
     if not sources or not targets or len(sources) > 2:
         return None
     inputs = {id(input_of(case, source, linears[source])) for source in sources}
-    return (sorted(sources), sorted(targets)) if len(inputs) == 1 else None
+    rows = {linears[i].M for i in (*sources, *targets)}
+    return (sorted(sources), sorted(targets)) if len(inputs) == len(rows) == 1 else None
 
 
 def _is_small(shape: tuple[int, ...], whole: int) -> bool:

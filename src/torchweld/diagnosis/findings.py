@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from torchweld.profiling.splits import Split
+from torchweld.profiler.splits import Split
 
 # The parts of a time, as the account names them.
 PARTS: tuple[str, ...] = tuple(f.name for f in fields(Split))

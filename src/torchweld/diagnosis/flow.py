@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchweld.diagnosis.shapes import factors_of
-from torchweld.profiling.calls import Work
-from torchweld.profiling.profile import Op, Phase
-from torchweld.profiling.traffic import finishing_order
+from torchweld.profiler.calls import Work
+from torchweld.profiler.profile import Op, Phase
+from torchweld.profiler.traffic import finishing_order
 
 # How many results back an input is looked for where storages have no names. Two products, an
 # activation and what joins them lie within four.

@@ -6,8 +6,8 @@ from collections import Counter
 
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.findings import Draft, Slice, counted, duration, percent
-from torchweld.profiling.device import covered
-from torchweld.profiling.profile import Device, Kernel
+from torchweld.profiler.device import covered
+from torchweld.profiler.profile import Device, Kernel
 
 # Gaps of a microsecond or two between kernels are always there; a tenth of the time is not that.
 IDLE_SHARE = 0.10

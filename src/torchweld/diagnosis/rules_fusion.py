@@ -185,8 +185,8 @@ def _is_worth_sharing(case: Case, group: Sequence[int], linears: dict[int, Facto
 def _comparison(case: Case, welds: Welds, what: str) -> str:
     started = counted(welds.launches, "kernel" if case.on_device else "op")
     return (
-        f"{started} take {duration(case.scale * welds.now_us)} of {duration(case.step_us)}; "
-        f"{what} needs {duration(welds.least_us)} at least"
+        f"{duration(case.scale * welds.now_us)} of {duration(case.step_us)} in {started}; {what} "
+        f"needs {duration(welds.least_us)} at least"
     )
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.findings import Draft, Slice, counted, digits, duration, percent, size
-from torchweld.profiling.profile import Compilation, Tensor
+from torchweld.profiler.profile import Compilation, Tensor
 
 # More than half of a step is what bounds it.
 OVERHEAD_SHARE = 0.5
@@ -281,10 +281,7 @@ def _without(case: Case, i: int) -> dict[Slice, float]:
     """All that goes if an op is not called: what runs inside it, what led to it, its backward."""
     claims: dict[Slice, float] = {}
     for inner in case.inside(i):
-        for j in (
-            inner,
-            *(k for node in case.backward_of.get(inner, ()) for k in case.inside(node)),
-        ):
+        for j in (inner, *case.backward_ops(inner)):
             claims.update(case.claim(j))
     _, pause_us = case.gaps.get(i, (0, 0.0))
     if pause_us > 0 and not case.on_device:

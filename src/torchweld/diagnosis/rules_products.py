@@ -9,7 +9,7 @@ from torchweld.diagnosis.chains import linears_of
 from torchweld.diagnosis.findings import Draft, Slice, counted, digits, duration
 from torchweld.diagnosis.shapes import Factors, factors_of
 from torchweld.diagnosis.welding import weld
-from torchweld.profiling.costs import arithmetic_dtype
+from torchweld.profiler.costs import arithmetic_dtype
 
 # Up to here BLAS libraries were measured far from the roofline (8 rows of 768 → 3072: a sixth of
 # it); from 128 rows on they reach most of it.
@@ -29,12 +29,16 @@ SHAPES_NAMED = 5
 def few_rows(case: Case) -> list[Draft]:
     """Linears of at most 64 rows whose product takes twice its roofline or more.
 
-    Reads the products of the forward; those whose time is mostly the start of an op are left to the
-    rule about overhead. The bound for each is its own roofline and one start: the weight still has
-    to be read and the arithmetic done.
+    Reads the products of the forward, those of one shape together; those whose time is mostly the
+    start of an op are left to the rule about overhead. The bound for each is its own roofline and
+    one start: the weight still has to be read and the arithmetic done.
     """
     linears = linears_of(case)
-    slow = [i for i, factors in linears.items() if factors.M <= FEW_ROWS and _is_far(case, i)]
+    shapes: dict[str, list[int]] = {}
+    for i, factors in linears.items():
+        if factors.M <= FEW_ROWS:
+            shapes.setdefault(factors.shape, []).append(i)
+    slow = sorted(i for members in shapes.values() if _are_far(case, members) for i in members)
     if not slow:
         return []
     welds = weld(case, [[i] for i in slow])
@@ -47,8 +51,8 @@ def few_rows(case: Case) -> list[Draft]:
             action="Use kernels made for few rows (tw.FusedMLP, tw.mlp; a chain of one layer is a "
             "single Linear), or more rows at a time: batch requests.",
             evidence=(
-                f"{counted(len(slow), 'product')} take {duration(case.scale * welds.now_us)} of "
-                f"{duration(case.step_us)}; the roofline allows {duration(welds.least_us)}",
+                f"{duration(case.scale * welds.now_us)} of {duration(case.step_us)} in "
+                f"{counted(len(slow), 'product')}; the roofline allows {duration(welds.least_us)}",
                 *_shapes(case, slow, linears),
             ),
             waste="time above the roofline of these Linears",
@@ -58,10 +62,11 @@ def few_rows(case: Case) -> list[Draft]:
     ]
 
 
-def _is_far(case: Case, i: int) -> bool:
-    about = case.about(i)
-    working_us = about.split.total_us - about.split.launch_us
-    return about.bound != "overhead" and working_us >= FAR * about.roofline_us > 0
+def _are_far(case: Case, members: Sequence[int]) -> bool:
+    time_us = case.time_us(members)
+    launch_us = sum(case.split(i).launch_us for i in members)
+    roofline_us = sum(case.about(i).roofline_us for i in members)
+    return 2 * launch_us <= time_us and time_us - launch_us >= FAR * roofline_us
 
 
 def slow_half(case: Case) -> list[Draft]:
@@ -139,7 +144,7 @@ def _shapes(case: Case, chosen: Sequence[int], factors: dict[int, Factors]) -> l
     """Shape by shape, the most costly first: how many, how far."""
     groups: dict[str, list[int]] = {}
     for i in chosen:
-        groups.setdefault(f"{factors[i].shape}, {factors[i].x.dtype}", []).append(i)
+        groups.setdefault(factors[i].shape, []).append(i)
     ranked = sorted(groups, key=lambda shape: -case.time_us(groups[shape]))
     found = []
     for shape in ranked[:SHAPES_NAMED]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchweld.profiling.calls import Call, rows_of
-from torchweld.profiling.profile import Op, Tensor
+from torchweld.profiler.calls import Call, rows_of
+from torchweld.profiler.profile import Op, Tensor
 
 # Name -> which tensor argument is x, and whether the weight after it is [N, K] instead of [K, N].
 _PRODUCTS = {
@@ -33,7 +33,8 @@ class Factors:
 
     @property
     def shape(self) -> str:
-        return f"{self.M} × {self.K} → {self.N}"
+        """8 × 768 → 3072, float32."""
+        return f"{self.M} × {self.K} → {self.N}, {self.x.dtype or 'unknown type'}"
 
 
 def factors_of(op: Op) -> Factors | None:

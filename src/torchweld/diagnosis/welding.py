@@ -10,7 +10,8 @@ Why the difference is an upper bound on the gain: one op in place of a set has t
   was measured to be read. What passes between the ops need not move; what other ops read, what the
   step leaves behind, weights and inputs must. The price of a byte is the one that the account has
   for the op that moves it now;
-- be started once, forward and backward.
+- be started once, forward and backward, and be called from Python, if a module did its work: as
+  long as the cheapest call of any module in the profile.
 
 It can do arithmetic while it waits for memory, so the larger of the first two counts. Everything
 else that the ops and what belongs to them (views, allocations, autograd nodes, Python of modules
@@ -20,6 +21,7 @@ that do nothing besides) take now is claimed, whether or not a kernel exists tha
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -74,8 +76,7 @@ def weld(case: Case, sets: Sequence[Iterable[int]], with_backward: bool = False)
     _add_idle_ops(case, groups, whole)
     if with_backward:
         for members in groups:
-            nodes = [node for i in members for node in case.backward_of.get(i, ())]
-            members |= {inner for node in nodes for inner in case.inside(node)}
+            members |= {j for i in members for j in case.backward_ops(i)}
     claims: dict[Slice, float] = {}
     each = tuple(_one(case, members, claims) for members in groups)
     python = _python(case, groups, whole, with_backward)
@@ -191,14 +192,17 @@ def _python(
     """Claims on what modules do outside ops.
 
     All of it in modules that do nothing besides (the backward engine's part only with the
-    backward). In others, what was recorded between two ops of a set.
+    backward), but for one call a set: something is called in their place. In others, what was
+    recorded between two ops of a set.
     """
     if case.on_device:
         return {}
     claims: dict[Slice, float] = {}
+    called = Counter(_outermost_module(case, members, whole) for members in groups)
     for module in whole:
         engine_us = case.profile.modules[module].engine_us if with_backward else 0.0
-        us = min(case.host_of_module[module], case.profile.modules[module].python_us + engine_us)
+        us = min(case.profile.modules[module].python_us + engine_us, case.host_of_module[module])
+        us -= called[module] * case.cheapest_call_us
         if us > 0:
             claims[Slice("module", module, "host_us")] = us
     for members in groups:
@@ -208,6 +212,15 @@ def _python(
             if module not in whole and pause_us > 0:
                 claims[Slice("before op", i, "host_us")] = pause_us
     return claims
+
+
+def _outermost_module(case: Case, members: set[int], whole: set[int]) -> int | None:
+    """One of the modules that do nothing besides and stand in no other such one."""
+    for i in sorted(members):
+        found = [m for m in case.modules_around(case.ops[i].module) if m in whole]
+        if found:
+            return found[-1]
+    return None
 
 
 # ---- what stays ----

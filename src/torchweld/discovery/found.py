@@ -40,11 +40,16 @@ class Block:
     form: str  # the op's spec: "gelu/b;identity/b"
     tensors: tuple[str, ...]  # names of its parameters or buffers, in the op's order: "up.weight"
     argument: str  # name of the parameter of forward that is x
+    # Other arguments that every call gave: tensors that do not enter the result. Besides these,
+    # calls gave nothing but None and forward's own defaults.
+    ignores: tuple[str, ...] = ()
     in_features: int
     out_features: int
     dtype: str  # of the weights
     covers: tuple[str, ...]  # paths of the modules inside, relative, that will not be called
-    dropout: tuple[float, ...] = ()  # probabilities met between layers; active in training only
+    # () or one for each layer: what its output is dropped with, in training. Known only if calls
+    # in training were recorded.
+    dropout: tuple[float, ...] = ()
     scale: float = 1.0  # the output is multiplied by this
     calls: tuple[Call, ...] = ()
     structure: str = ""  # hash of what was computed; the same for the same code and settings

@@ -22,6 +22,7 @@ from torchweld.discovery.values import (
     Dropped,
     Features,
     Foreign,
+    Given,
     Leaf,
     Normal,
     Parameter,
@@ -31,27 +32,130 @@ from torchweld.discovery.values import (
     mapped,
     normal_form,
     product_of,
+    sources,
 )
 
 Value: TypeAlias = Any  # Features, Foreign, Parameter, Computed, a number, a text, or a list
 
 MOVES = frozenset(
-    """view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten unsqueeze
-    squeeze transpose swapaxes swapdims permute movedim moveaxis t numpy_T mT expand expand_as
-    chunk unsafe_chunk split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split
-    unbind select slice narrow""".split()
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "_reshape_alias",
+        "view_as",
+        "reshape_as",
+        "flatten",
+        "unflatten",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "swapaxes",
+        "swapdims",
+        "permute",
+        "movedim",
+        "moveaxis",
+        "t",
+        "numpy_T",
+        "mT",
+        "expand",
+        "expand_as",
+        "chunk",
+        "unsafe_chunk",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "select",
+        "slice",
+        "narrow",
+    ]
 )
-COPIES = frozenset("contiguous clone alias lift_fresh positive resolve_conj resolve_neg".split())
-CASTS = frozenset("to _to_copy type_as".split())
-DROPOUTS = frozenset("dropout feature_dropout alpha_dropout feature_alpha_dropout".split())
-TRANSPOSES = frozenset("t transpose numpy_T mT permute swapaxes swapdims".split())
+COPIES = frozenset(
+    ["contiguous", "clone", "alias", "lift_fresh", "positive", "resolve_conj", "resolve_neg"]
+)
+CASTS = frozenset(["to", "_to_copy", "type_as"])
+DROPOUTS = frozenset(["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"])
+TRANSPOSES = frozenset(["t", "transpose", "numpy_T", "mT", "permute", "swapaxes", "swapdims"])
 ELEMENTWISE = frozenset(
-    """abs add addcdiv addcmul celu clamp clamp_max clamp_min clip div divide elu erf erfc exp exp2
-    expm1 ge gelu gt hardshrink hardsigmoid hardswish hardtanh le leaky_relu lerp log log10 log1p
-    log2 log_sigmoid logical_and logical_not logical_or lt masked_fill maximum minimum mish mul
-    multiply ne eq neg negative pow reciprocal relu relu6 rsqrt rsub selu sigmoid sign silu sin cos
-    softplus softshrink special_erf special_expit sqrt square sub subtract tanh threshold true_divide
-    where special_ndtr atan arctan softsign""".split()
+    [
+        "abs",
+        "add",
+        "addcdiv",
+        "addcmul",
+        "celu",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clip",
+        "div",
+        "divide",
+        "elu",
+        "erf",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "ge",
+        "gelu",
+        "gt",
+        "hardshrink",
+        "hardsigmoid",
+        "hardswish",
+        "hardtanh",
+        "le",
+        "leaky_relu",
+        "lerp",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "log_sigmoid",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "lt",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "mish",
+        "mul",
+        "multiply",
+        "ne",
+        "eq",
+        "neg",
+        "negative",
+        "pow",
+        "reciprocal",
+        "relu",
+        "relu6",
+        "rsqrt",
+        "rsub",
+        "selu",
+        "sigmoid",
+        "sign",
+        "silu",
+        "sin",
+        "cos",
+        "softplus",
+        "softshrink",
+        "special_erf",
+        "special_expit",
+        "sqrt",
+        "square",
+        "sub",
+        "subtract",
+        "tanh",
+        "threshold",
+        "true_divide",
+        "where",
+        "special_ndtr",
+        "atan",
+        "arctan",
+        "softsign",
+    ]
 )
 
 
@@ -71,13 +175,10 @@ def read(traced: Traced) -> Normal:
 
 class _Reader:
     def __init__(self, traced: Traced) -> None:
-        self._graph = traced.graph
+        self._graph, self._grad = traced.graph, traced.grad
         self._values: dict[fx.Node, Value] = {}
         self._waiting = [
-            *(
-                Parameter(name, tuple(tensor.shape), tensor.dtype)
-                for name, tensor in traced.state
-            ),
+            *(Parameter(name, tuple(tensor.shape), tensor.dtype) for name, tensor in traced.state),
             *traced.arguments,
         ]
 
@@ -95,7 +196,7 @@ class _Reader:
                 case "call_function":
                     self._values[node] = self._call(node)
                 case _:
-                    self._values[node] = Computed("a tensor that is no parameter or buffer", "")
+                    self._values[node] = Computed("neither a parameter nor a buffer")
         raise Refused("returns nothing")
 
     def _call(self, node: fx.Node) -> Value:
@@ -107,7 +208,9 @@ class _Reader:
         op, where = op_name(node.target), source_of(node.stack_trace)
         if not isinstance(node.target, torch._ops.OpOverload):
             if op == "_set_grad_enabled":
-                raise Refused("switches gradients on or off inside", op, where)
+                if self._grad or args[0]:
+                    raise Refused("switches gradients on or off inside", op, where)
+                return None
             return _outside(op, where, [*args, *kwargs.values()])
         call = _Call(node, node.target, op, where, args, kwargs)
         if node.target._schema.is_mutable:
@@ -157,9 +260,8 @@ class _Call:
         }
         if self.name in products:
             return products[self.name]()
-        strange = [value for value in tensors if isinstance(value, Foreign)]
-        if strange:
-            return strange[0]
+        if any(isinstance(value, Foreign) for value in tensors):
+            return self._outside()
         if not any(isinstance(value, Features) for value in tensors):
             return self._of_parameters(tensors)
         if self.name == "glu":
@@ -206,7 +308,7 @@ class _Call:
             if isinstance(tensor, Foreign):
                 return tensor
             if isinstance(tensor, Computed):
-                return self._outside(f"a weight that is computed, by {tensor.op}")
+                return self._outside(f"a weight that is {tensor.what}")
         if not isinstance(x, Features):
             return self._outside("a product that does not multiply an argument from the right")
         if isinstance(weight, Features):
@@ -240,7 +342,7 @@ class _Call:
             if self.name in MOVES and _shape(self.node) == own.shape and not own.transposed:
                 return own
         made = next((value for value in tensors if isinstance(value, Computed)), None)
-        return made or Computed(self.op, self.where)
+        return made or Computed(f"computed by {self.op}")
 
     def _swaps_two(self) -> bool:
         rest = self.args[1:]
@@ -328,11 +430,18 @@ class _Call:
         first = features[0]
         for other in features[1:]:
             if not _aligned(first.rows, other.rows):
-                return self._outside(f"{self.op} of tensors of different shapes")
+                return self._outside(self._misfit(features))
         args = fx.node.map_aggregate(self.args, _expression)
         kwargs = fx.node.map_aggregate(self.kwargs, _expression)
         value = Apply(self.target, args, kwargs, self.where)
         return Features(value, first.rows, _dtype(self.node))
+
+    def _misfit(self, features: list[Features]) -> str:
+        found = [source for value in features for source in sources(value.value)]
+        names = sorted({source.name for source in found if isinstance(source, Given)})
+        if names and len(names) < len(found):
+            return f"{self.op} with its argument {' and '.join(names)}"
+        return f"{self.op} of tensors of different shapes"
 
     def _with_own(self, other: Value) -> str:
         what = f"its {other.name}" if isinstance(other, Parameter) else "a tensor made inside"
@@ -348,9 +457,7 @@ class _Call:
         fits = isinstance(bias, Parameter) and bias.shape == (source.width,)
         if source.bias is not None or not whole or not fits or self.kwargs.get("alpha", 1) != 1:
             return self._outside(self._with_own(bias))
-        biased = Product(
-            source.x, source.weight, bias, source.width, source.dtype, source.where
-        )
+        biased = Product(source.x, source.weight, bias, source.width, source.dtype, source.where)
         return Features(Leaf(biased, leaf.columns), features.rows, features.dtype)
 
     def _glu(self) -> Value:
@@ -394,9 +501,11 @@ def _outside(op: str, where: str, values: Any, reason: str = "") -> Foreign:
     """What an op gives that no chain has."""
     tensors = list(_tensors(values))
     strange = [value for value in tensors if isinstance(value, Foreign)]
-    if strange:
-        return strange[0]
     behind = any(has_product(v.value) for v in tensors if isinstance(v, Features))
+    # Where something from the side meets a product, it is the meeting that is in the way.
+    for value in strange:
+        if value.behind or not behind:
+            return value
     return Foreign(reason or in_words(op), op, where, behind)
 
 
@@ -413,9 +522,7 @@ def _aligned(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors hold the same rows at the same places; cheap for views of one range."""
     if a.shape != b.shape:
         return False
-    strides = [
-        [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (a, b)
-    ]
+    strides = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (a, b)]
     if strides[0] == strides[1] and a.storage_offset() == b.storage_offset():
         return True
     return torch.equal(a, b)
@@ -423,8 +530,6 @@ def _aligned(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _base_dtype(features: Features) -> torch.dtype:
     """Of the products it is made of, or else of the arguments."""
-    from torchweld.discovery.values import sources
-
     found = sources(features.value)
     products = [source for source in found if isinstance(source, Product)]
     return (products or found)[0].dtype

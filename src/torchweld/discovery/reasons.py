@@ -51,6 +51,9 @@ _WORDS = {
 class Refused(Exception):
     """This module is not a chain."""
 
+    # Whether it multiplies at all; None where it was not traced.
+    multiplies: bool | None = None
+
     def __init__(self, reason: str, op: str = "", where: str = "") -> None:
         super().__init__(reason)
         self.reason, self.op, self.where = reason, op, where

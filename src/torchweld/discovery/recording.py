@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,8 +154,8 @@ def closed_reason(module: nn.Module) -> str:
     return ""
 
 
-def record(model: nn.Module, run: Callable[[], None]) -> Recording:
-    """`run()` runs the model; what its modules are called with is recorded meanwhile."""
+def record(model: nn.Module, runs: Sequence[tuple[Callable[[], object], int]]) -> Recording:
+    """Each of `runs` runs the model, and stands for so many; the modules' calls are recorded."""
     paths = places(model)
     watch = _Watch()
     undo: list[tuple[nn.Module, Any]] = []
@@ -165,7 +165,9 @@ def record(model: nn.Module, run: Callable[[], None]) -> Recording:
                 continue
             undo.append((module, module.__dict__.get("forward", _ABSENT)))
             module.__dict__["forward"] = watch.shadow(module, at[0])
-        run()
+        for run, count in runs:
+            watch.count = count
+            run()
     finally:
         for module, before in undo:
             if before is _ABSENT:
@@ -178,6 +180,7 @@ def record(model: nn.Module, run: Callable[[], None]) -> Recording:
 class _Watch:
     def __init__(self) -> None:
         self.seen: dict[nn.Module, Seen] = {}
+        self.count = 1  # what a call counts for
         self._local = threading.local()  # whose forward is running, thread by thread
         self._tensors = _Tensors()
         self._signatures: dict[Any, inspect.Signature | None] = {}
@@ -230,7 +233,7 @@ class _Watch:
                 training=training,
                 autocast=autocast,
             )
-            seen.counts[signature] = seen.counts.get(signature, 0) + 1
+            seen.counts[signature] = seen.counts.get(signature, 0) + self.count
             seen.inputs.append((caller, tensors))
 
         return note

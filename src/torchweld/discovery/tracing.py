@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,8 +31,8 @@ from torchweld.discovery.recording import (
     Signature,
     TensorSpec,
     attributes_of,
-    restore_attributes,
     forward_signature,
+    restore_attributes,
 )
 from torchweld.inputs import first_line
 
@@ -43,6 +44,35 @@ class Traced:
     graph: fx.Graph
     state: tuple[tuple[str, Tensor], ...]  # the module's own tensors
     arguments: tuple[tuple[str, TensorSpec], ...]
+    grad: bool  # whether gradients were enabled
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether there is any product in it."""
+        names = (op_name(node.target).removeprefix("aten.") for node in self.graph.nodes)
+        return any(name in _PRODUCTS for name in names)
+
+
+_PRODUCTS = frozenset(
+    [
+        "linear",
+        "matmul",
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "einsum",
+        "mv",
+        "addmv",
+        "bilinear",
+        "tensordot",
+        "_grouped_mm",
+        "chain_matmul",
+        "linalg_multi_dot",
+        "_weight_int8pack_mm",
+        "_weight_int4pack_mm",
+    ]
+)
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -106,21 +136,38 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         stack.enter_context(torch.set_grad_enabled(signature.grad))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # they were shown when the model ran
+        stack.enter_context(_silent(logging.getLogger(FakeTensorMode.__module__)))
         if on_meta:
             own = list(state.values())
         else:
-            fake = stack.enter_context(FakeTensorMode())
+            fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             own = [fake.from_tensor(tensor) for tensor in state.values()]
         given = [_empty(spec) for spec in specs.values()]
         make: Callable[..., fx.GraphModule] = make_fx(run, **_tracer_options())
         with _refusing():
             graph = make(own, given).graph
-    return Traced(graph=graph, state=tuple(state.items()), arguments=tuple(specs.items()))
+    return Traced(
+        graph=graph,
+        state=tuple(state.items()),
+        arguments=tuple(specs.items()),
+        grad=signature.grad,
+    )
 
 
 def _empty(spec: TensorSpec) -> Tensor:
     tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     return tensor.requires_grad_(spec.requires_grad)
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """An op that cannot be traced is refused, not logged."""
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager
@@ -140,9 +187,7 @@ def _refusing() -> Iterator[None]:
             raise Refused(
                 "its control flow or its shapes depend on values", "", raised_at(error)
             ) from error
-        raise Refused(
-            f"cannot be traced: {first_line(error)}", "", raised_at(error)
-        ) from error
+        raise Refused(f"cannot be traced: {first_line(error)}", "", raised_at(error)) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchweld.discovery.reasons import Refused, in_words, op_name
+from torchweld.discovery.reasons import Refused, op_name
 
 Part = Literal["all", "first", "second", "even", "odd"]
 
@@ -74,10 +74,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Computed:
-    """A tensor computed from parameters or made inside forward; never a weight of a chain."""
+    """A tensor that is no parameter, but does not come from an argument either."""
 
-    op: str
-    where: str
+    what: str  # "computed by aten.mul"
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +290,3 @@ def write(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(write(item) for item in value)}]"
     return repr(value)
-
-
-def foreign(op: str, where: str, behind: bool, reason: str = "") -> Foreign:
-    return Foreign(reason or in_words(op), op, where, behind)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.profiling.profile import Device, Gap, Kernel, Profile
+from torchweld.profiler.profile import Device, Gap, Kernel, Profile
 from torchweld.report.style import (
     WIDTH,
     clean,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchweld.profiling.profile import Device, Op, Profile, Tensor
+from torchweld.profiler.profile import Device, Op, Profile, Tensor
 from torchweld.report.stacks import Frame, device_frames, host_frames, top_name
 from torchweld.report.style import clean
 from torchweld.report.timeline import Range, Span, is_node, module_ranges, spans

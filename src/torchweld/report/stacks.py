@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torchweld.profiling.attribution import ENGINE
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.attribution import ENGINE
+from torchweld.profiler.profile import Profile
 from torchweld.report.style import clean
 
 LATE = {"backward": "backward", "recompute": "recompute"}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from torchweld.profiling.account import Account
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.account import Account
+from torchweld.profiler.profile import Profile
 from torchweld.records import to_plain
 from torchweld.report.operators import op_rows
 

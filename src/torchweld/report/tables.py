@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.paths import grouped_paths
-from torchweld.profiling.profile import Memory, Profile, Timing
+from torchweld.profiler.profile import Memory, Profile, Timing
 from torchweld.report.style import (
     clean,
     counted,

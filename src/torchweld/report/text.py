@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from torchweld.profiling.account import Account
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.account import Account
+from torchweld.profiler.profile import Profile
 from torchweld.report.device import device_section
 from torchweld.report.operators import ops_section
 from torchweld.report.style import WIDTH, clean, duration, heading, share, to_text

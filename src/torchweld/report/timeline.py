@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchweld.profiling.attribution import ENGINE
-from torchweld.profiling.instrument import MARK
-from torchweld.profiling.profile import Op, Profile
+from torchweld.profiler.attribution import ENGINE
+from torchweld.profiler.instrument import MARK
+from torchweld.profiler.profile import Op, Profile
 
 
 class Span(NamedTuple):

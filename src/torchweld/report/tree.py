@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.errors import TorchweldError
-from torchweld.profiling.account import Account, Split
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.account import Account, Split
+from torchweld.profiler.profile import Profile
 from torchweld.report.style import (
     MINUS,
     WIDTH,

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.profiling.account import Account, Split
-from torchweld.profiling.profile import Profile
+from torchweld.profiler.account import Account, Split
+from torchweld.profiler.profile import Profile
 from torchweld.report.style import WIDTH, clean, counted, duration, share
 
 # A correction that misses by more than this share of the step says that the machine was busy.

@@ -1,0 +1,154 @@
+"""Where a profile's time goes: arithmetic, necessary traffic, four wastes, and what is unexplained.
+
+In: a `Profile`. Out: an `Account`, one `OpAccount` an op and one `ModuleAccount` a module. Pure
+functions; nothing is measured here. `pricing.py` explains ops on a CPU, `device_pricing.py` what
+ran on a device; here their parts are added up by module and for the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+
+from torchweld.profiler.device_pricing import price_on_device
+from torchweld.profiler.pricing import Priced, price_on_cpu
+from torchweld.profiler.profile import Module, Profile
+from torchweld.profiler.rooflines import OpRow, roofline
+from torchweld.profiler.splits import Account, Bound, ModuleAccount, OpAccount, Split
+
+__all__ = [
+    "Account",
+    "Bound",
+    "ModuleAccount",
+    "OpAccount",
+    "OpRow",
+    "Split",
+    "account",
+    "roofline",
+]
+
+_PARTS = tuple(f.name for f in fields(Split))
+# `dataclasses.astuple` copies deeply, which takes longer than all the rest.
+_parts = attrgetter(*_PARTS)
+_UNEXPLAINED = _PARTS.index("unexplained_us")
+
+
+def account(profile: Profile) -> Account:
+    """Explains a profile."""
+    if profile.device is None:
+        priced, step_us = price_on_cpu(profile), profile.step_us
+    else:
+        priced, step_us = price_on_device(profile, profile.device), profile.device.span_us
+    sums = _own_sums(profile, priced)
+    own = [_split(total.parts) for total in sums]
+    _add_children(profile.modules, sums)
+    step = _sum_of(map(_parts, own))
+    step[_UNEXPLAINED] += step_us - sum(step)
+    return Account(
+        ops=tuple(priced.ops),
+        modules=tuple(
+            ModuleAccount(
+                launches=total.launches,
+                flops=total.flops,
+                moved_bytes=total.moved_bytes,
+                round_trip_bytes=total.round_trip_bytes,
+                roofline_us=total.roofline_us,
+                bound=_bound(total),
+                split=_split(total.parts),
+                own=split,
+            )
+            for total, split in zip(sums, own, strict=True)
+        ),
+        step=_split(step),
+        explained=_explained(profile, priced, step_us),
+        notices=tuple(priced.notices),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sums:
+    """What adds up over the ops of a module."""
+
+    parts: list[float]
+    launches: int = 0
+    flops: int = 0
+    moved_bytes: int = 0
+    round_trip_bytes: int = 0
+    roofline_us: float = 0.0
+    compute_us: float = 0.0  # roofline of the ops that arithmetic holds back
+
+    def add(self, other: _Sums) -> None:
+        self.parts = [a + b for a, b in zip(self.parts, other.parts, strict=True)]
+        self.launches += other.launches
+        self.flops += other.flops
+        self.moved_bytes += other.moved_bytes
+        self.round_trip_bytes += other.round_trip_bytes
+        self.roofline_us += other.roofline_us
+        self.compute_us += other.compute_us
+
+
+def _own_sums(profile: Profile, priced: Priced) -> list[_Sums]:
+    """Of what is in no child, module by module."""
+    sums = [_Sums(parts=list(_parts(split))) for split in priced.modules]
+    for op, found in zip(profile.ops, priced.ops, strict=True):
+        total = sums[op.module]
+        split = found.split
+        total.parts = [a + b for a, b in zip(total.parts, _parts(split), strict=True)]
+        total.launches += found.launches
+        total.flops += found.flops
+        total.moved_bytes += found.read_bytes + found.written_bytes
+        total.round_trip_bytes += found.round_trip_bytes
+        total.roofline_us += found.roofline_us
+        if split.arithmetic_us >= found.roofline_us:
+            total.compute_us += found.roofline_us
+    return sums
+
+
+def _add_children(modules: Sequence[Module], sums: Sequence[_Sums]) -> None:
+    """Makes sums of what is inside a module out of sums of what is in no child."""
+    for i in sorted(range(len(modules)), key=lambda i: -_depth(modules, i)):
+        if modules[i].parent >= 0:
+            sums[modules[i].parent].add(sums[i])
+
+
+def _depth(modules: Sequence[Module], i: int) -> int:
+    depth = 0
+    while modules[i].parent >= 0:
+        i = modules[i].parent
+        depth += 1
+    return depth
+
+
+def _sum_of(rows: Iterable[tuple[float, ...]]) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=True)] or [0.0] * len(_PARTS)
+
+
+def _split(parts: Sequence[float]) -> Split:
+    return Split(**dict(zip(_PARTS, parts, strict=True)))
+
+
+def _bound(total: _Sums) -> Bound:
+    """As for an op; of several, what holds the larger part of the roofline back."""
+    split = _split(total.parts)
+    if split.total_us > 0 and 2 * (split.launch_us + split.host_us) > split.total_us:
+        return "overhead"
+    if not total.roofline_us:
+        return "unknown"
+    return "compute" if 2 * total.compute_us > total.roofline_us else "bandwidth"
+
+
+def _explained(profile: Profile, priced: Priced, step_us: float) -> float:
+    """Share of the step that is explained and below the root."""
+    explained_us = covered_us = 0.0
+    places = [op.module for op in profile.ops] + list(range(len(profile.modules)))
+    splits = [found.split for found in priced.ops] + priced.modules
+    for module, split in zip(places, splits, strict=True):
+        covered_us += split.total_us
+        if module > 0:
+            explained_us += split.explained_us
+    if step_us <= 0:
+        return 0.0
+    # What is more than the step is wrong by as much, so that much less is explained.
+    too_much_us = max(0.0, covered_us - step_us)
+    return max(0.0, explained_us - 2 * too_much_us) / step_us

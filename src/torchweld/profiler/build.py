@@ -1,0 +1,215 @@
+"""From recordings of a step to its `Profile`. Used by `tw.profile` and by `tw.profiling`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from torchweld import hardware
+from torchweld.errors import NotMeasuredError
+from torchweld.hardware import Peaks
+from torchweld.profiler.attribution import Attribution, Costs, Place, attribute, signature
+from torchweld.profiler.device import device_account, with_kernels
+from torchweld.profiler.events import MODULE, Recording
+from torchweld.profiler.instrument import Roots, is_compiled, places
+from torchweld.profiler.memory import memory_account
+from torchweld.profiler.overhead import (
+    Round,
+    calibrate,
+    count_events,
+    measure_loop,
+    step_us,
+    undisturbed,
+)
+from torchweld.profiler.profile import About, Check, Compilation, Profile, Timing
+
+# A correction that misses by more than this is said to.
+TOLERATED_ERROR = 0.10
+# Below, the clock that a module is timed with alone takes part in what it shows.
+CHECKED_FROM_US = 50.0
+
+
+@dataclass(kw_only=True)
+class Samples:
+    """What was measured of one and the same step."""
+
+    first_us: float = 0.0
+    rounds: list[Round] = field(default_factory=list)  # to calibrate on
+    held_out: list[Round] = field(default_factory=list)  # to check on
+    full: Recording | None = None  # with shapes and memory; its times are not used
+    module_us: dict[str, float] = field(default_factory=dict)  # path -> µs a step, unprofiled
+    compilation: Compilation | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+def describe(roots: Roots) -> list[Place]:
+    """The modules' places in the order of print(model), the root first."""
+    found: dict[str, Place] = {}
+    for module, paths in places(roots).items():
+        for path in paths:
+            found[path] = Place(
+                path=path,
+                kind=type(getattr(module, "_orig_mod", module)).__name__,
+                extra=_extra(module),
+                parameters=sum(p.numel() for p in module._parameters.values() if p is not None),
+                compiled=is_compiled(module),
+            )
+    return _in_print_order(list(found.values()))
+
+
+def _in_print_order(given: list[Place]) -> list[Place]:
+    order = {place.path: i for i, place in enumerate(given)}
+
+    def key(place: Place) -> tuple[int, ...]:
+        parts = place.path.split(".") if place.path else []
+        ahead = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        return tuple(order.get(path, -1) for path in ahead)
+
+    return sorted(given, key=key)
+
+
+def _extra(module: nn.Module) -> str:
+    try:
+        lines = module.extra_repr().splitlines()
+    except Exception:  # the user's code, for display only
+        return ""
+    return lines[0] if lines else ""
+
+
+def usual_peaks(notices: list[str]) -> Peaks | None:
+    """This machine's peaks, measured now if they never were; a notice where they cannot be."""
+    try:
+        return hardware.peaks() or hardware.peaks(measure=True)
+    except NotMeasuredError as error:
+        notices.append(f"without this machine's peaks nothing can be priced: {error}")
+        return None
+
+
+def build(
+    samples: Samples, roots: Roots, *, what: str, inputs: str = "", training: bool = False
+) -> Profile:
+    """Calibrates, corrects, attributes, and puts it all together."""
+    assert samples.full is not None
+    notices = [*samples.notices, *samples.full.notices]
+    calibrating, held_out = _undisturbed(samples.rounds), _undisturbed(samples.held_out)
+    rounds = [*calibrating, *held_out]
+    wall_us = statistics.fmean(r.plain_us for r in rounds)
+    loop = measure_loop()
+    costs = calibrate(loop.costs, calibrating)
+    ops, modules = count_events(samples.full)
+    cost_us = costs.op_us * ops + costs.module_us * modules
+
+    shape = signature(samples.full)
+    timed = [r.recording for r in rounds if signature(r.recording) == shape]
+    if timed:
+        raw_us = statistics.fmean(step_us(recording) for recording in timed)
+    else:
+        notices.append(
+            "no two steps ran the same ops, so the times are those of one step, recorded with "
+            "shapes and memory, and are less precise"
+        )
+        raw_us = step_us(samples.full)
+        scale = max(0.0, raw_us - wall_us) / cost_us if cost_us > 0 else 1.0
+        costs = Costs(op_us=scale * costs.op_us, module_us=scale * costs.module_us)
+    found = attribute(samples.full, describe(roots), timed, costs)
+    device = device_account(samples.full, found.op_of)
+
+    checks = _checks(samples, held_out, found, costs)
+    notices += [
+        f"the corrected time of {check.what} is {100 * check.error:+.0f} % off what was timed "
+        "without the profiler; the machine may have been busy"
+        for check in checks
+        if abs(check.error) > TOLERATED_ERROR
+    ]
+    here = hardware.hardware()
+    return Profile(
+        about=About(
+            source="live",
+            what=what,
+            inputs=inputs,
+            training=training or any(op.phase == "backward" for op in found.ops),
+            torch=here.torch_version,
+            cpu=here.cpu_model,
+            threads=here.threads,
+            fingerprint=hardware.fingerprint(),
+        ),
+        step_us=wall_us,
+        modules=tuple(found.modules),
+        ops=tuple(found.ops if device is None else with_kernels(found.ops, device)),
+        timing=Timing(
+            wall_us=wall_us,
+            raw_us=raw_us,
+            corrected_us=sum(module.self_us for module in found.modules),
+            first_us=samples.first_us,
+            events=ops + modules,
+            op_cost_us=costs.op_us,
+            module_cost_us=costs.module_us,
+            steps=len(timed) or 1,
+            checks=checks,
+        ),
+        device=device,
+        memory=memory_account(samples.full, found),
+        compilation=samples.compilation,
+        peaks=usual_peaks(notices),
+        op_cost_us=loop.smallest_op_us,
+        notices=tuple(notices),
+    )
+
+
+def _undisturbed(rounds: Sequence[Round]) -> list[Round]:
+    if len(rounds) < 3:
+        return list(rounds)
+    sides = zip(*((r.plain_us, r.ops_us, r.profiled_us) for r in rounds), strict=True)
+    return [rounds[i] for i in undisturbed(*sides)]
+
+
+def _checks(
+    samples: Samples, held_out: Sequence[Round], found: Attribution, costs: Costs
+) -> tuple[Check, ...]:
+    checks = []
+    if held_out:
+        ops, modules = count_events(held_out[0].recording)
+        cost_us = costs.op_us * ops + costs.module_us * modules
+        corrected = statistics.fmean(r.profiled_us for r in held_out) - cost_us
+        timed = statistics.fmean(r.plain_us for r in held_out)
+        checks.append(Check(what="held-out steps", corrected_us=corrected, timed_us=timed))
+    assert samples.full is not None
+    for path, timed_us in samples.module_us.items():
+        corrected = sum(
+            us
+            for i, us in found.module_times.items()
+            if samples.full.events[i].name == path and found.phase_of[i] == "forward"
+        )
+        checks.append(Check(what=path or "the model", corrected_us=corrected, timed_us=timed_us))
+    return tuple(checks)
+
+
+def heaviest_modules(recordings: Sequence[Recording], allowed: set[str], count: int) -> list[str]:
+    """Paths of modules whose calls took longest, of different depths: the ones worth checking."""
+    spent: dict[str, list[float]] = {}
+    for recording in recordings:
+        inside: dict[str, float] = {}
+        for event in recording.events:
+            if event.kind == MODULE and event.name in allowed:
+                inside[event.name] = inside.get(event.name, 0.0) + event.duration_us
+        for path, us in inside.items():
+            spent.setdefault(path, []).append(us)
+    usual = {path: statistics.median(times) for path, times in spent.items()}
+    usual = {path: us for path, us in usual.items() if us >= CHECKED_FROM_US}
+    chosen: dict[int, str] = {}
+    for path in sorted(usual, key=lambda path: -usual[path]):
+        chosen.setdefault(path.count("."), path)
+    return list(chosen.values())[:count]
+
+
+Progress = Callable[[str, float], None]
+
+
+def cuda_wait() -> None:
+    """A step has ended when its kernels have."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

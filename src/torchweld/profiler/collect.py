@@ -1,0 +1,306 @@
+"""The adapter: runs something under torch.profiler and gives a `Recording`. Its sole user.
+
+Torch's profiler keeps more than it shows: a tree of events with the identity of every tensor's
+memory. That tree is internal and changes between releases, so every field that is not documented is
+read in one place here, and what another release lacks becomes a notice, not a crash.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import profiler as torch_profiler
+
+from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.profiler.events import (
+    ANNOTATION,
+    MODULE,
+    OP,
+    PYTHON,
+    STEP,
+    Allocation,
+    Event,
+    Recording,
+)
+from torchweld.profiler.instrument import MARK, range_named
+from torchweld.profiler.kinds import kind_of
+from torchweld.profiler.profile import Tensor
+
+# The range around one step of a live recording.
+STEP_MARK = "torchweld step"
+
+_PADDING = itertools.cycle(random.Random(0).sample(range(20, 220), 50))
+
+_LOG_LEVEL, _ERRORS_ONLY = "KINETO_LOG_LEVEL", "6"
+
+
+class Recorder:
+    """Records between `start` and `stop`. One at a time in a process, as torch allows.
+
+    What runs inside `step` is kept; what runs before only warms the caches.
+    """
+
+    def __init__(self, *, shapes: bool = False, memory: bool = False, stacks: bool = False) -> None:
+        self._options: dict[str, Any] = {
+            "record_shapes": shapes,
+            "profile_memory": memory,
+            "with_stack": stacks,
+        }
+        self._profiler: Any = None
+
+    def start(self) -> None:
+        _refuse_a_second_profiler()
+        with _quiet():
+            # Not torch.profiler.profile: starting that imports torch._inductor.
+            self._profiler = torch_profiler.profile(
+                use_device="cuda" if torch.cuda.is_available() else None, **self._options
+            )
+            self._profiler.__enter__()
+
+    def pad(self) -> None:
+        """Records a number of empty ranges, another one each time.
+
+        The profiler takes memory for its events in blocks, and the event that opens one pays 20 µs.
+        So that this is not the same op in every recording, it is moved about.
+        """
+        for _ in range(next(_PADDING)):
+            with range_named(""):
+                pass
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The one step that is recorded, to be entered once."""
+        with range_named(STEP_MARK):
+            yield
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+
+    def cancel(self) -> None:
+        """Stops, and forgets what was recorded."""
+        with _quiet():
+            self._profiler.__exit__(None, None, None)
+        self._profiler = None
+
+    def stop(self) -> Recording:
+        profiler, self._profiler = self._profiler, None
+        with _quiet():
+            profiler.__exit__(None, None, None)
+        if torch.cuda.is_available():
+            return _through_a_file(profiler)
+        return _recording_of(profiler)
+
+
+def record(
+    run: Callable[[], object], warm_up: Callable[[], object] | None = None, **options: bool
+) -> Recording:
+    """Calls `run` once under the profiler; `warm_up` just before it, unrecorded."""
+    recorder = Recorder(**options)
+    recorder.start()
+    try:
+        recorder.pad()
+        if warm_up is not None:
+            warm_up()
+        with recorder.step():
+            run()
+    except BaseException:
+        recorder.cancel()
+        raise
+    return recorder.stop()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the profiler's remarks about itself, which a user of ours can do nothing about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Kineto writes a line at every start and stop; it reads this once, at the first.
+        given = os.environ.setdefault(_LOG_LEVEL, _ERRORS_ONLY)
+        try:
+            yield
+        finally:
+            if given is _ERRORS_ONLY:
+                del os.environ[_LOG_LEVEL]
+
+
+def _refuse_a_second_profiler() -> None:
+    # The first knows of this thread alone, the second of all.
+    enabled = getattr(torch._C._autograd, "_profiler_enabled", None)
+    if (enabled is not None and enabled()) or getattr(
+        torch_profiler, "_is_profiler_enabled", False
+    ):
+        raise TorchweldError(
+            "a torch profiler is running already, and torch allows one at a time; stop it first"
+        )
+
+
+def _recording_of(profiler: Any) -> Recording:
+    results = getattr(profiler, "kineto_results", None)
+    tree = getattr(results, "experimental_event_tree", None)
+    if tree is None:
+        recording = _through_a_file(profiler)
+        recording.notices.append(
+            f"torch {torch.__version__} does not give its tree of events; the exported trace was "
+            "read instead, so memory round trips are not known"
+        )
+        return recording
+    return _Reader().read(tree(), results)
+
+
+def _through_a_file(profiler: Any) -> Recording:
+    from torchweld.profiler.trace import read_recording
+
+    handle, path = tempfile.mkstemp(suffix=".json")
+    os.close(handle)
+    try:
+        profiler.export_chrome_trace(path)
+        return read_recording(path)
+    finally:
+        os.unlink(path)
+
+
+class _Reader:
+    """Reads the tree. Threads are numbered in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.allocations: list[Allocation] = []
+        self.threads: dict[int, int] = {}
+        self.dtypes: dict[Any, str] = {}
+        self.correlations: list[int] = []
+
+    def read(self, roots: list[Any], results: Any) -> Recording:
+        step = next((node for node in roots if node.name == STEP_MARK), None)
+        if step is None:
+            raise NotMeasuredError("the profiler did not record the step; another tool may hold it")
+        origin_ns, end_ns = step.start_time_ns, step.end_time_ns
+        trees = [node for node in roots if origin_ns <= node.start_time_ns < end_ns]
+        for node in sorted(trees, key=lambda node: (self._thread(node), node.start_time_ns)):
+            self._walk(node, origin_ns)
+        if len(self.events) < 2:
+            raise NotMeasuredError(
+                "nothing was recorded in the step: the workload ran no op, or ran it in a process "
+                "or thread of its own"
+            )
+        notices: list[str] = []
+        if len(self.threads) > 1:
+            self._join_threads(results, notices)
+        self.allocations.sort(key=lambda allocation: allocation.time_us)
+        return Recording(
+            events=self.events,
+            source=f"torch {torch.__version__}",
+            allocations=self.allocations,
+            notices=notices,
+        )
+
+    def _walk(self, root: Any, origin_ns: int) -> None:
+        # Depth first, children in order, without recursion: models nest deeper than Python allows.
+        pending: list[tuple[Any, int]] = [(root, -1)]
+        while pending:
+            node, parent = pending.pop()
+            index = self._add(node, parent, origin_ns)
+            pending.extend((child, index) for child in reversed(node.children))
+
+    def _add(self, node: Any, parent: int, origin_ns: int) -> int:
+        """Adds one node; gives the index that its children's parent is."""
+        tag = node.tag.name
+        if tag == "Allocation":
+            fields = node.extra_fields
+            if fields.allocation_id is not None:
+                self.allocations.append(
+                    Allocation(
+                        time_us=(node.start_time_ns - origin_ns) / 1e3,
+                        storage=fields.allocation_id,
+                        bytes=fields.alloc_size,
+                        event=parent,
+                    )
+                )
+            return parent
+        kind, name = self._kind(node, tag)
+        if kind is None:
+            return parent
+        event = Event(
+            name=name,
+            kind=kind,
+            start_us=(node.start_time_ns - origin_ns) / 1e3,
+            end_us=(node.end_time_ns - origin_ns) / 1e3,
+            thread=self._thread(node),
+            parent=parent,
+        )
+        if tag == "TorchOp":
+            fields = node.extra_fields
+            event.sequence = fields.sequence_number
+            if fields.scope.name == "BACKWARD_FUNCTION":
+                event.forward_thread = event.thread
+            event.inputs = self._inputs(fields.inputs)
+        self.events.append(event)
+        self.correlations.append(node.correlation_id)
+        return len(self.events) - 1
+
+    def _kind(self, node: Any, tag: str) -> tuple[str | None, str]:
+        name = node.name
+        if tag == "TorchOp":
+            if name.startswith(MARK):
+                return MODULE, name[len(MARK) :]
+            if name == STEP_MARK:
+                return STEP, name
+            user = node.extra_fields.scope.name == "USER_SCOPE" and kind_of(name) not in (
+                "fused",
+                "dynamo",
+            )
+            return (ANNOTATION if user else OP), name
+        if tag in ("PyCall", "PyCCall"):
+            return PYTHON, name
+        return None, name
+
+    def _thread(self, node: Any) -> int:
+        return self.threads.setdefault(node.start_tid, len(self.threads))
+
+    def _inputs(self, given: list[Any]) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = []
+        for value in given:
+            if isinstance(value, list):
+                found.extend(self._tensor(item) for item in value)
+            else:
+                found.append(self._tensor(value))
+        return tuple(found) if any(tensor is not None for tensor in found) else ()
+
+    def _tensor(self, value: Any) -> Tensor | None:
+        if not hasattr(value, "sizes"):
+            return None
+        dtype = self.dtypes.get(value.dtype)
+        if dtype is None:
+            dtype = self.dtypes[value.dtype] = str(value.dtype).removeprefix("torch.")
+        return Tensor(
+            shape=tuple(value.sizes),
+            dtype=dtype,
+            strides=tuple(value.strides) or (None if value.sizes else ()),
+            storage=value.allocation_id,
+            device=value.device.type,
+        )
+
+    def _join_threads(self, results: Any, notices: list[str]) -> None:
+        """With more than one thread, asks on which one the forward op of a backward node ran."""
+        try:
+            forward = {
+                event.correlation_id(): event.fwd_thread_id()
+                for event in results.events()
+                if event.fwd_thread_id()
+            }
+        except AttributeError:
+            notices.append(
+                f"torch {torch.__version__} does not tell the forward threads of backward nodes; "
+                "backward time may be charged to a module of another thread"
+            )
+            return
+        for event, correlation in zip(self.events, self.correlations, strict=True):
+            thread = forward.get(correlation)
+            if event.forward_thread >= 0 and thread in self.threads:
+                event.forward_thread = self.threads[thread]

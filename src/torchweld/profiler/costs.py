@@ -1,0 +1,150 @@
+"""What an op has to do: floating-point operations, bytes read, bytes written.
+
+In: an `Op` and its kind. Out: `Work`, every read and write with the memory it goes to, or `Cost`,
+the same added up. Both follow from the shapes alone, and are what the op cannot do without: each
+input read once, each result written once. A multiply-add counts two; integer arithmetic is not
+counted. The models are in `products.py`, `elementwise.py` and `moves.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchweld.profiler import elementwise, moves, products
+from torchweld.profiler.calls import Call, Work, is_float, names
+from torchweld.profiler.kinds import IDLE_KINDS, Kind, kind_of, working
+from torchweld.profiler.products import Model
+from torchweld.profiler.profile import Op
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Of one call of one op, without what runs inside it."""
+
+    flops: int
+    read_bytes: int
+    written_bytes: int
+
+
+_NOTHING = Work(flops=0, reads=(), writes=())
+_NOT_RECORDED = Work(flops=None, reads=(), writes=())
+
+# By name, without the namespace and the underscore of the in-place variant.
+_MODELS: dict[str, Model] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_scaled_mm"), products.product(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), products.product(1)),
+    "addbmm": products.sum_of_products,
+    "ger": products.outer(0),
+    "addr": products.outer(1),
+    **dict.fromkeys(("mkldnn_linear", "_linear_pointwise"), products.linear(1)),
+    "_mkl_linear": products.mkl_linear,
+    "mkldnn_linear_backward_input": products.linear_backward_input,
+    "mkldnn_linear_backward_weights": products.linear_backward_weights,
+    "chain": products.chain,
+    "group": products.group,
+    **dict.fromkeys(("chain_packed", "group_packed"), products.packed),
+    "_convolution_pointwise": products.convolution,
+    "convolution_backward": products.convolution_backward(0, 1),
+    "mkldnn_convolution_backward": products.convolution_backward(1, 0),
+    **{
+        f"_scaled_dot_product_{name}": products.attention
+        for name in (
+            "flash_attention_for_cpu",
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+        )
+    },
+    **{
+        f"_scaled_dot_product_{name}_backward": products.attention_backward
+        for name in (
+            "flash_attention_for_cpu",
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+        )
+    },
+    **dict.fromkeys(
+        ("sort", "topk", "kthvalue", "median", "nanmedian", "mode"), elementwise.sorting
+    ),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), elementwise.loss),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), elementwise.loss_backward),
+    **dict.fromkeys(elementwise.FUSED_OPTIMIZERS, elementwise.fused_optimizer),
+    "copy": moves.copy_into,
+    **dict.fromkeys(
+        names("""
+            scatter scatter_add scatter_reduce index_add index_copy index_put index_fill
+            index_reduce _index_put_impl put masked_scatter
+        """),
+        moves.scatter,
+    ),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), moves.embedding_bag),
+    **dict.fromkeys(
+        ("embedding_dense_backward", "_embedding_bag_dense_backward"), moves.embedding_backward
+    ),
+}
+
+# For all others of a kind. Products, attention and fused ops of another name have no model.
+_BY_KIND: dict[Kind, Model] = {
+    "convolution": products.convolution,
+    "pointwise": elementwise.pointwise,
+    "reduction": elementwise.reduction,
+    "normalisation": elementwise.normalisation,
+    "optimizer": elementwise.foreach,
+    "copy": moves.copy,
+    "gather": moves.gather,
+    "random": moves.random,
+    "fill": moves.fill,
+}
+
+
+def cost_of(op: Op, kind: Kind, inside: Sequence[tuple[int, int]] = ()) -> Cost | None:
+    """What the op has to do; None where no model knows it. `inside`: see `made_inside`."""
+    work = work_of(op, kind, inside)
+    if work.flops is None:
+        return None
+    return Cost(flops=work.flops, read_bytes=work.read_bytes, written_bytes=work.written_bytes)
+
+
+def work_of(op: Op, kind: Kind, inside: Sequence[tuple[int, int]] = ()) -> Work:
+    """The same, memory by memory; `flops` is None where no model knows the op."""
+    if kind in IDLE_KINDS:
+        return _NOTHING
+    call = Call(op, inside)
+    if not call.inputs and not call.outs and not call.written:
+        return _NOT_RECORDED  # a kernel of a compiler, a trace without shapes
+    model = _MODELS.get(call.plain) or _BY_KIND.get(kind)
+    return model(call) if model is not None else call.unknown()
+
+
+def works_of(ops: Sequence[Op]) -> list[Work | None]:
+    """The work of each op of a step; None for an op that does none itself."""
+    parents = [op.parent for op in ops]
+    works = working([op.name for op in ops], parents)
+    inside = made_inside(ops, works)
+    return [
+        work_of(op, kind_of(op.name), inside.get(i, ())) if works[i] else None
+        for i, op in enumerate(ops)
+    ]
+
+
+def made_inside(ops: Sequence[Op], works: Sequence[bool]) -> dict[int, list[tuple[int, int]]]:
+    """Op that does work -> memory that ops inside it made, which do none or prepare for it."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for op in ops:
+        if op.written:
+            around = op.parent
+            while around >= 0 and not works[around]:
+                around = ops[around].parent
+            if around >= 0:
+                found.setdefault(around, []).extend(op.written)
+    return found
+
+
+def arithmetic_dtype(op: Op) -> str:
+    """The type an op computes in: that of its first floating-point argument."""
+    for tensor in op.inputs:
+        if tensor is not None and is_float(tensor):
+            return tensor.dtype or "float32"
+    return "float32"

@@ -1,0 +1,101 @@
+"""What a recording consists of: events on threads and streams, as torch.profiler saw them.
+
+The adapter (`collect.py`) and the trace reader (`trace.py`) make `Event`s; `attribution.py` and
+`device.py` read them. Nothing here is interpreted yet: times are as recorded, the profiler's own
+cost included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchweld.profiler.profile import Tensor
+
+# What an event is, from its category in a trace or its tag in the live tree.
+OP = "op"  # an operator, or a node of the backward graph
+MODULE = "module"  # the call of an nn.Module
+STEP = "step"  # ProfilerStep#n
+ANNOTATION = "annotation"  # record_function of the user or of torch (Optimizer.step#...)
+PYTHON = "python"  # a Python function, when stacks were recorded
+RUNTIME = "runtime"  # a call of the CUDA or HIP runtime or driver on the host
+KERNEL = "kernel"  # on a device
+MEMCPY = "memcpy"  # on a device
+MEMSET = "memset"  # on a device
+SYNC = "sync"  # a device's record of a wait; no work of its own
+OTHER = "other"
+
+ON_DEVICE = frozenset({KERNEL, MEMCPY, MEMSET})
+
+
+@dataclass(slots=True, kw_only=True)
+class Event:
+    """One interval. `parent` is the index of the event around it on its thread, -1 for none.
+
+    Built a hundred thousand at a time, so it is neither frozen nor checked.
+    """
+
+    name: str
+    kind: str
+    start_us: float
+    end_us: float
+    thread: int = 0  # number of the (process, thread) pair, or of the (device, stream) pair
+    parent: int = -1
+    sequence: int = -1  # autograd's sequence number: joins a backward node to its forward op
+    forward_thread: int = -1  # set on backward nodes: the thread their forward op ran on
+    correlation: int = -1  # joins a runtime call to what it put on the device
+    device: int = -1
+    stream: int = -1
+    inputs: tuple[Tensor | None, ...] = ()
+    launch: int = -1  # on a device: index of the runtime call that put it there
+    detail: dict[str, object] | None = None  # the fields of a kernel that later stages read
+
+    @property
+    def duration_us(self) -> float:
+        return self.end_us - self.start_us
+
+
+@dataclass(slots=True, kw_only=True)
+class Allocation:
+    """Memory of tensors taken (bytes > 0) or given back (bytes < 0) at a time."""
+
+    time_us: float
+    storage: int
+    bytes: int
+    event: int  # index of the innermost event around it, -1 for none
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """Events sorted by (thread, start, longest first), with what is known about them all."""
+
+    events: list[Event]
+    source: str
+    allocations: list[Allocation] = field(default_factory=list)  # in order of time
+    device_names: dict[int, str] = field(default_factory=dict)
+    rank: int | None = None
+    world_size: int | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+def nest(events: list[Event]) -> None:
+    """Sets every host event's parent by containment. `events` must be sorted as in a Recording.
+
+    An event that begins inside another and ends after it (clocks of different resolution round so)
+    counts as inside where its middle is.
+    """
+    stack: list[int] = []
+    thread = None
+    for index, event in enumerate(events):
+        if event.kind in ON_DEVICE or event.kind == SYNC:
+            continue
+        if event.thread != thread:
+            thread, stack = event.thread, []
+        middle = 0.5 * (event.start_us + event.end_us)
+        while stack and events[stack[-1]].end_us <= event.start_us + 1e-9:
+            stack.pop()
+        while stack and events[stack[-1]].end_us < middle:
+            stack.pop()
+        # A zero-length event at the very end of its parent has been popped past; that is rare and
+        # harmless: it is charged one level up.
+        event.parent = stack[-1] if stack else -1
+        stack.append(index)

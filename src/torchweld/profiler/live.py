@@ -1,0 +1,254 @@
+"""`tw.profile`: runs a model or a workload a few times and says where its time went.
+
+The first step is timed cold, some warm up, then steps without the profiler, with it, and with the
+modules shown to it take turns: the first set calibrates its cost, the second checks it. One more
+step, whose time is not used, records shapes and memory; some modules are timed alone, without the
+profiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from torchweld.errors import TorchweldError
+from torchweld.profiler.attribution import usual
+from torchweld.profiler.build import (
+    Progress,
+    Samples,
+    build,
+    cuda_wait,
+    heaviest_modules,
+)
+from torchweld.profiler.collect import record
+from torchweld.profiler.compiled import watch_compilation
+from torchweld.profiler.events import Recording
+from torchweld.profiler.instrument import Forward, Roots, instrumented, places, shadowed
+from torchweld.profiler.overhead import Round, measure_loop, step_us, undisturbed
+from torchweld.profiler.profile import Profile
+from torchweld.profiler.steps import Loss, Step, model_step, workload_step
+
+# Short steps are repeated until a set of them takes about this long, up to MOST_STEPS.
+SET_SECONDS = 0.4
+MOST_STEPS = 60
+CHECKED_MODULES = 3
+SHORT_US = 20_000.0
+FRESH_FACTOR = 1.25  # by which a step has to be slower in a fresh process to be worth a word
+# Just below the largest block that glibc takes for a sign to keep memory.
+LARGE_BLOCK_BYTES = 31 << 20
+
+
+def profile(
+    model: nn.Module | Callable[[], object],
+    inputs: Any = None,
+    *,
+    training: bool = False,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    steps: int = 3,
+    stacks: bool = False,
+    progress: Progress | None = None,
+) -> Profile:
+    """Profile a model on inputs, or any callable workload.
+
+    A model runs in eval mode without gradients; with `training=True` forward, loss (given, or the
+    sum of the floating outputs), backward, and the optimizer if given. It is left as it was:
+    modes, gradients, buffers, and parameters if an optimizer stepped. A workload is called as it
+    is, some dozens of times. `steps` is the least number of profiled steps in a set; `progress` is
+    called with what is being done and how far it is (0 to 1).
+    """
+    if steps < 2:
+        raise TorchweldError(f"steps is {steps}; at least 2 are needed to see how they vary")
+    if isinstance(model, nn.Module):
+        if inputs is None:
+            raise TorchweldError(
+                "no inputs: give what the model is called with, such as tw.profile(model, x), a "
+                "mapping of keyword arguments, or tw.Inputs(...)"
+            )
+        step = model_step(model, inputs, training, loss, optimizer)
+    elif callable(model):
+        if inputs is not None or training or loss is not None or optimizer is not None:
+            raise TorchweldError(
+                "a workload is called without arguments, as it is; inputs, training, loss and "
+                "optimizer go with a model"
+            )
+        step = workload_step(model)
+    else:
+        raise TorchweldError(
+            f"cannot profile a {type(model).__name__}; give an nn.Module and its inputs, or a "
+            "callable without arguments"
+        )
+    with step.keep():
+        samples = _sample(step, steps, stacks, progress or (lambda doing, share: None))
+    return build(samples, step.roots, what=step.what, inputs=step.inputs, training=step.training)
+
+
+def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples:
+    samples = Samples()
+    runner = _Runner(step=step)
+    progress("first step", 0.0)
+    with watch_compilation() as watched:
+        samples.first_us = runner.timed()
+        progress("warming up", 0.05)
+        measure_loop()
+        fresh_us = _settled_us(runner)
+        _steady_heap()
+        expected_us = _settled_us(runner)
+        if expected_us < fresh_us / FRESH_FACTOR:
+            samples.notices.append(
+                f"in a fresh process this step takes {fresh_us / expected_us:.1f} times as long, "
+                "because memory that is freed goes back to the system and is fetched again page by "
+                "page; MALLOC_TRIM_THRESHOLD_=1000000000 and MALLOC_MMAP_THRESHOLD_=1000000000 in "
+                "the environment avoid that from the start"
+            )
+        runner.short = expected_us < SHORT_US
+        count = max(steps, min(MOST_STEPS, math.ceil(SET_SECONDS * 1e6 / max(expected_us, 1.0))))
+        held_out = max(2, count // 2)
+        done, total = 0, count + held_out
+
+        def take_round() -> Round:
+            nonlocal done
+            progress("profiling", 0.1 + 0.6 * done / total)
+            done += 1
+            plain_us, ops_us = runner.timed(), step_us(runner.recorded(modules=False))
+            return Round(plain_us=plain_us, ops_us=ops_us, recording=runner.recorded())
+
+        runner.recorded()  # the first recording of a process sets things up
+        samples.rounds = [take_round() for _ in range(count)]
+        samples.held_out = [take_round() for _ in range(held_out)]
+        progress("shapes and memory", 0.75)
+        samples.full = runner.recorded(shapes=True, memory=True, stacks=stacks)
+        progress("modules alone", 0.85)
+        # A module that stands at several places cannot be told apart by a clock around it.
+        single = {paths[0] for paths in places(step.roots).values() if len(paths) == 1}
+        chosen = heaviest_modules([r.recording for r in samples.rounds], single, CHECKED_MODULES)
+        samples.module_us = runner.modules_alone(chosen, held_out)
+    samples.compilation = watched.result(samples.full)
+    samples.notices += watched.notices
+    progress("accounting", 0.95)
+    return samples
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Python collects its young garbage before, instead of somewhere in the middle of a step."""
+    was_enabled = gc.isenabled()
+    gc.collect(1)  # all generations would take longer than many a step
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass(kw_only=True)
+class _Runner:
+    """Runs a step in the ways a profile needs.
+
+    A short step is run once more just before it is measured: starting the profiler and collecting
+    garbage leave cold caches, which a running loop does not have.
+    """
+
+    step: Step
+    short: bool = False
+
+    def timed(self) -> float:
+        """µs of one step without the profiler."""
+        with _without_gc():
+            if self.short:
+                self._warm_up()
+            self.step.prepare()
+            begun = time.perf_counter()
+            self.step.run()
+            cuda_wait()
+            return 1e6 * (time.perf_counter() - begun)
+
+    def recorded(self, modules: bool = True, **options: bool) -> Recording:
+        self.step.prepare()  # what it frees is not part of the recording
+        with _without_gc(), instrumented(self.step.roots if modules else ()):
+            return record(self.step.run, self._before_recording, **options)
+
+    def modules_alone(self, paths: Sequence[str], rounds: int) -> dict[str, float]:
+        """Usual µs a step in some modules, by a bare clock around their forward."""
+        steps_us, rows = [], []
+        for _ in range(rounds):
+            with _without_gc(), _clocked(self.step.roots, paths) as spent:
+                self._before_recording()
+                spent.update(dict.fromkeys(paths, 0.0))
+                begun = time.perf_counter()
+                self.step.run()
+                steps_us.append(1e6 * (time.perf_counter() - begun))
+            rows.append([1e6 * spent[path] for path in paths])
+        kept = np.array([rows[i] for i in undisturbed(steps_us)])
+        return dict(zip(paths, usual(kept), strict=True))
+
+    def _before_recording(self) -> None:
+        if self.short:
+            self._warm_up()
+        self.step.prepare()
+
+    def _warm_up(self) -> None:
+        self.step.prepare()
+        self.step.run()
+        cuda_wait()
+
+
+def _steady_heap() -> None:
+    """Takes and frees one large block, as a program has done that ever freed a large tensor.
+
+    Until then glibc gives the memory of every tensor above 128 KB back to the system when it is
+    freed, and each step pays for thousands of page faults: six pointwise ops on 1 MB took 740 µs,
+    and 110 afterwards. Which of the two a step meets must not depend on the profiler.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        libc.free.argtypes = [ctypes.c_void_p]
+        libc.free(libc.malloc(LARGE_BLOCK_BYTES))
+    except (OSError, AttributeError, TypeError):
+        return  # another system; its allocator is as it is
+
+
+def _settled_us(runner: _Runner) -> float:
+    """Runs until a step is no longer much faster than the one before; its µs."""
+    before = runner.timed()
+    for _ in range(5):
+        now = runner.timed()
+        if now > 0.9 * before:
+            return min(now, before)
+        before = now
+    return before
+
+
+@contextmanager
+def _clocked(roots: Roots, paths: Sequence[str]) -> Iterator[dict[str, float]]:
+    """Inside, seconds spent in the modules at `paths` add up in what is yielded."""
+    spent = dict.fromkeys(paths, 0.0)
+
+    def clock(at: list[str], forward: Forward) -> Forward | None:
+        path = at[0]
+        if len(at) > 1 or path not in spent:
+            return None
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                spent[path] += time.perf_counter() - begun
+
+        return timed
+
+    with shadowed(roots, clock):
+        yield spent

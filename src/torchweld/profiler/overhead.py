@@ -1,0 +1,154 @@
+"""What the profiler itself costs, and what the smallest op costs; both measured, on this machine.
+
+Recording an event takes about a microsecond, which a step of small ops pays thousands of times. The
+cost of an event is estimated twice: on a loop of tiny ops, and on the user's own steps, unprofiled,
+profiled, and profiled with their modules shown, in turn. The two are weighed by how precisely each
+was measured: a step of long ops says little about the cost of an event, and its noise must not be
+taken for one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+
+from torchweld.profiler.attribution import Costs
+from torchweld.profiler.collect import record
+from torchweld.profiler.events import MODULE, OP, STEP, Recording
+from torchweld.profiler.instrument import instrumented
+
+TINY_OPS = 300
+ROUNDS = 7
+# In a real model an event costs one to four times what it costs in a loop of tiny ops, whose caches
+# and predictors are warm; this is how far the loop is trusted, in units of what it found.
+LOOP_UNCERTAINTY = 2.0
+# A step that took longer than this many times the better ones was disturbed.
+DISTURBED = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What a loop of tiny ops showed, µs."""
+
+    costs: Costs
+    smallest_op_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """The same step three times in turn, µs."""
+
+    plain_us: float  # without the profiler
+    ops_us: float  # with it, but the modules not shown to it
+    recording: Recording  # with both
+
+    @property
+    def profiled_us(self) -> float:
+        return step_us(self.recording)
+
+
+def step_us(recording: Recording) -> float:
+    """Duration of the step as recorded."""
+    return next((event.duration_us for event in recording.events if event.kind == STEP), 0.0)
+
+
+def undisturbed(*sides: Sequence[float]) -> list[int]:
+    """Indices of the rounds in which nobody else took much of the processor.
+
+    `sides` are times of the same rounds. A time is late in comparison with the better ones of its
+    side; at least the better half of the rounds is kept.
+    """
+    lateness = [1.0] * len(sides[0])
+    for side in sides:
+        good = sorted(side)[len(side) // 4]
+        lateness = [max(late, us / good) for late, us in zip(lateness, side, strict=True)]
+    limit = max(DISTURBED, statistics.median(lateness))
+    return [i for i, late in enumerate(lateness) if late <= limit]
+
+
+@cache
+def measure_loop() -> Loop:
+    """Times tiny ops and empty modules with and without the profiler; once a process, 50 ms."""
+    one = torch.ones(1)
+    empty = nn.Identity()
+
+    def ops() -> None:
+        for _ in range(TINY_OPS):
+            torch.neg(one)
+
+    def modules() -> None:
+        for _ in range(TINY_OPS):
+            empty(one)
+
+    with torch.no_grad():
+        plain_us, seen_us, durations = _both(ops, None)
+        empty_us, empty_seen_us, _ = _both(modules, empty)
+    return Loop(
+        costs=Costs(
+            op_us=max(0.0, (seen_us - plain_us) / TINY_OPS),
+            module_us=max(0.0, (empty_seen_us - empty_us) / TINY_OPS),
+        ),
+        smallest_op_us=statistics.median(durations),
+    )
+
+
+def _both(run: Callable[[], None], module: nn.Module | None) -> tuple[float, float, list[float]]:
+    """Least µs without and with the profiler, in turn, and the durations of the ops recorded."""
+    roots = [("", module)] if module is not None else []
+    plain, seen = [], []
+    durations: list[float] = [0.0]
+    elapsed_us = 0.0
+
+    def clocked() -> None:
+        nonlocal elapsed_us
+        begun = time.perf_counter()
+        run()
+        elapsed_us = 1e6 * (time.perf_counter() - begun)
+
+    for _ in range(ROUNDS):
+        clocked()
+        plain.append(elapsed_us)
+        with instrumented(roots):
+            recording = record(clocked)
+        seen.append(elapsed_us)
+        durations = [e.duration_us for e in recording.events if e.kind == OP] or durations
+    return min(plain), min(seen), durations
+
+
+def count_events(recording: Recording) -> tuple[int, int]:
+    """Ops (everything that is no module) and modules."""
+    modules = sum(event.kind == MODULE for event in recording.events)
+    return len(recording.events) - modules, modules
+
+
+def calibrate(loop: Costs, rounds: Sequence[Round]) -> Costs:
+    """The cost of an op's event, and of a module's, from rounds of the same step."""
+    if len(rounds) < 2:
+        return loop
+    ops, modules = count_events(rounds[0].recording)
+    return Costs(
+        op_us=_weigh(loop.op_us, ops, [r.ops_us - r.plain_us for r in rounds]),
+        module_us=_weigh(loop.module_us, modules, [r.profiled_us - r.ops_us for r in rounds]),
+    )
+
+
+def _weigh(loop_us: float, events: int, added_us: Sequence[float]) -> float:
+    """The cost of one event, from what a loop found and from what `events` added to steps."""
+    expected_us = loop_us * events
+    if expected_us <= 0:
+        return loop_us
+    middle = statistics.median(added_us)
+    # The standard error of a median, from deviations that a few disturbed steps do not enlarge.
+    deviation = 1.4826 * statistics.median(abs(us - middle) for us in added_us)
+    error = max(1.25 * deviation / math.sqrt(len(added_us)) / expected_us, 0.02)
+    # Inverse variances; the loop's own factor is 1.
+    loop_weight, step_weight = 1 / LOOP_UNCERTAINTY**2, 1 / error**2
+    factor = (loop_weight + step_weight * middle / expected_us) / (loop_weight + step_weight)
+    return max(0.0, factor) * loop_us

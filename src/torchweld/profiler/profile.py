@@ -1,0 +1,333 @@
+"""A `Profile`: one step of a model, op by op and module by module, as plain data.
+
+Made by `tw.profile`, `tw.profiling` and `tw.read_trace`; read by the account, the diagnosis, the
+reports and `tw.diff`. It saves to JSON and loads again without running anything.
+
+A live profile describes **one step**: its ops in the order they ran, each with its usual time over
+the recorded steps (the mean, disturbed ones curbed). A trace that was read describes everything in
+the file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from torchweld.errors import TorchweldError
+from torchweld.hardware import Peaks
+from torchweld.records import RecordError, from_plain, to_plain
+
+FORMAT = 1
+
+Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
+
+ITEM_BYTES = {
+    **dict.fromkeys(("float64", "int64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """An argument of an op. `storage` names the memory behind it, where the recording tells."""
+
+    shape: tuple[int, ...]
+    dtype: str  # "float32"; "" where the recording does not tell
+    strides: tuple[int, ...] | None = None
+    storage: int | None = None
+    device: str = "cpu"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the elements addressed: a broadcast dimension (stride 0) counts once."""
+        if self.strides is None:
+            count = self.numel
+        else:
+            count = math.prod(
+                n for n, stride in zip(self.shape, self.strides, strict=True) if stride or n == 0
+            )
+        return count * ITEM_BYTES.get(self.dtype, 4)
+
+    @property
+    def contiguous(self) -> bool:
+        """True also where the strides are unknown."""
+        if self.strides is None:
+            return True
+        expected = 1
+        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and stride != expected:
+                return n == 0
+            expected *= n
+        return True
+
+
+@dataclass(kw_only=True, slots=True)
+class Op:
+    """One call of one op. Times are corrected for the profiler's cost, but for `raw_us`.
+
+    Built by the ten thousand and not changed afterwards; a frozen one takes four times as long.
+    """
+
+    name: str
+    module: int  # index into Profile.modules: the module that caused it; 0 is the root
+    parent: int  # index of the op it ran inside, -1 for none
+    phase: Phase
+    start_us: float  # since the beginning of the step, as recorded
+    raw_us: float  # as recorded, what ran inside included
+    total_us: float  # what ran inside included
+    self_us: float
+    inputs: tuple[Tensor | None, ...] = ()
+    written: tuple[
+        tuple[int, int], ...
+    ] = ()  # (storage, bytes) made by this very op that outlive it
+    call: int = -1  # number of the module call it ran in, in order of their begin; -1 outside all
+    sequence: int = -1
+    thread: int = 0
+    kernels: tuple[int, ...] = ()  # indices into Device.kernels that this very op launched
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Module:
+    """A place in the model; `[0]` is the root. Times in µs a step, corrected."""
+
+    path: str  # "layers.3.mlp.fc1"; "" for the root
+    kind: str  # class name
+    extra: str = ""  # what print(model) shows in its brackets
+    parent: int = -1
+    calls: int = 0  # forward calls a step
+    forward_us: float = 0.0  # inside it, children included
+    backward_us: float = 0.0
+    self_forward_us: float = 0.0  # children excluded
+    self_backward_us: float = 0.0
+    python_us: float = 0.0  # part of self_forward_us spent outside ops
+    engine_us: float = 0.0  # part of self_backward_us spent between backward nodes
+    parameters: int = 0  # elements it holds itself
+    compiled: bool = False
+
+    @property
+    def total_us(self) -> float:
+        return self.forward_us + self.backward_us
+
+    @property
+    def self_us(self) -> float:
+        return self.self_forward_us + self.self_backward_us
+
+
+@dataclass(kw_only=True, slots=True)
+class Kernel:
+    """Something that ran on a device. Not frozen for the same reason as `Op`."""
+
+    name: str
+    category: str  # gemm, attention, pointwise, reduction, copy, set, communication, triton, other
+    start_us: float
+    duration_us: float
+    device: int
+    stream: int
+    launch: int = -1  # index into Device.calls; -1 where the trace does not tell
+    op: int = -1  # index into Profile.ops of the op that launched it
+    inside: tuple[str, ...] = ()  # the ops that a fused kernel's name tells of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeCall:
+    """A call of the device's runtime or driver on the host."""
+
+    name: str
+    start_us: float
+    duration_us: float
+    thread: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """A time in which nothing ran on the device, and what the host did meanwhile."""
+
+    start_us: float
+    duration_us: float
+    cause: str  # "host wait", "kernel wait", "synchronisation", "copy", "unknown"
+    before: str  # name of the kernel that ran next
+    op: int = -1  # the op whose launch ended it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the device did over the whole trace. Times in µs."""
+
+    name: str
+    span_us: float  # first kernel's start to last kernel's end
+    idle_us: float  # nothing ran
+    compute_us: float  # at least one computing kernel ran
+    non_compute_us: float  # only copies or communication ran
+    launches: int  # runtime calls that put a kernel or a memory operation on the device
+    launch_us: float  # their duration on the host
+    launched_us: float  # duration on the device of what they launched
+    occupancy_queries: int
+    occupancy_query_us: float
+    by_category: dict[str, tuple[int, float]]  # category -> count, µs
+    by_stream: dict[str, tuple[int, float]]  # "device 0 stream 7" -> count, µs
+    kernels: tuple[Kernel, ...] = ()
+    calls: tuple[RuntimeCall, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    peak_gflops: dict[str, float] = field(default_factory=dict)  # by dtype, of the device by name
+    peak_gbps: float | None = None
+    steps: int = 0  # that the figures cover; 0 where the recording has no steps
+    until_us: float | None = None  # what was launched later is in the lists, not in the figures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """Memory that is alive at the peak."""
+
+    bytes: int
+    module: int  # that made it
+    op: str
+    phase: Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Tensors' memory over one step. Bytes; what was there before the step is not in it."""
+
+    allocations: int
+    allocated_bytes: int
+    peak_bytes: int  # above the level at the beginning of the step
+    at_peak: tuple[Allocation, ...]  # largest first
+    saved_bytes: dict[str, int]  # module path -> bytes kept for backward
+    module_bytes: dict[str, int]  # module path -> bytes its own ops allocated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A corrected time against one measured without the profiler."""
+
+    what: str  # "held-out steps", "layers.3.mlp"
+    corrected_us: float
+    timed_us: float
+
+    @property
+    def error(self) -> float:
+        return self.corrected_us / self.timed_us - 1 if self.timed_us else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The step on the clock, and what the profiler added to it."""
+
+    wall_us: float  # mean of the undisturbed steps without the profiler
+    raw_us: float  # with it
+    corrected_us: float  # the profiler's cost taken away
+    first_us: float  # the very first step, before any warm-up
+    events: int  # recorded a step
+    op_cost_us: float  # of one op event
+    module_cost_us: float  # of one module event
+    steps: int  # profiled
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def unexplained_us(self) -> float:
+        """What the correction does not account for; negative if it took too much away."""
+        return self.wall_us - self.corrected_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """What torch.compile did while it was watched."""
+
+    regions: int  # compiled regions entered a step
+    compiled: int  # frames compiled during the recording
+    recompiled: int
+    graph_breaks: int
+    guard_us: float  # looking for the right compiled code, a step
+    reasons: tuple[str, ...] = ()  # of recompilations, first line each
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """Where a profile comes from."""
+
+    source: Literal["live", "trace"]
+    what: str  # the model's class, the workload's name, the file's name
+    training: bool = False
+    inputs: str = ""  # what the model was called with, in words; "" where that is not known
+    torch: str = ""
+    cpu: str = ""
+    threads: int = 0
+    fingerprint: str = ""
+    steps: int = 1  # steps that the ops cover: 1 for a live profile
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """See the module's docstring. `step_us` is what shares are taken of."""
+
+    about: About
+    step_us: float
+    modules: tuple[Module, ...]
+    ops: tuple[Op, ...]
+    timing: Timing | None = None
+    device: Device | None = None
+    memory: Memory | None = None
+    compilation: Compilation | None = None
+    peaks: Peaks | None = None  # of the CPU the profile was taken on
+    op_cost_us: float = 0.0  # what the smallest op takes to dispatch on that CPU, measured
+    notices: tuple[str, ...] = ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
+        text = json.dumps(
+            {"torchweld_profile": FORMAT, **to_plain(self)}, allow_nan=False, separators=(",", ":")
+        )
+        target = Path(path)
+        fresh = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            if target.suffix == ".gz":
+                fresh.write_bytes(gzip.compress(text.encode(), compresslevel=6))
+            else:
+                fresh.write_text(text)
+            fresh.replace(target)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            raise TorchweldError(f"the profile cannot be saved as {target}: {error}") from error
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """The opposite of `save`. A chrome trace is not a profile: `tw.read_trace` reads those."""
+        source = Path(path)
+        try:
+            raw = source.read_bytes()
+            if raw[:2] == b"\x1f\x8b":
+                raw = gzip.decompress(raw)
+            data = json.loads(raw)
+        except (OSError, EOFError, ValueError) as error:
+            raise TorchweldError(f"{source} cannot be read as a profile: {error}") from error
+        if not isinstance(data, dict) or "torchweld_profile" not in data:
+            hint = "; tw.read_trace reads traces" if _looks_like_trace(data) else ""
+            raise TorchweldError(f"{source} is not a profile that torchweld saved{hint}")
+        version = data.pop("torchweld_profile")
+        if version != FORMAT:
+            raise TorchweldError(
+                f"{source} has profile format {version!r}; this torchweld reads {FORMAT}: take the "
+                "profile again, or use the torchweld that saved it"
+            )
+        try:
+            return from_plain(Profile, data, "profile")
+        except RecordError as error:
+            raise TorchweldError(f"{source} is damaged: {error}") from error
+
+
+def _looks_like_trace(data: object) -> bool:
+    return isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data)

@@ -1,0 +1,78 @@
+"""The op table: calls of one op added up, with the rates they reached.
+
+In: a `Profile` and its `Account`. Out: one `OpRow` for each name and phase, the longest first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+
+from torchweld.profiler.kinds import Kind
+from torchweld.profiler.profile import Phase, Profile
+from torchweld.profiler.splits import Account, Bound, Split
+
+_PARTS = tuple(f.name for f in fields(Split))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpRow:
+    """All calls of one op in one phase. Rates and `of_roofline` are None without a model."""
+
+    name: str
+    kind: Kind
+    phase: Phase
+    calls: int
+    self_us: float  # what the account explains: on a device, its kernels and the gaps before them
+    total_us: float  # on the host, what ran inside included
+    share: float  # of the step
+    flops: int
+    moved_bytes: int
+    gflops: float | None
+    gbps: float | None
+    of_roofline: float | None  # 1: as fast as the roofline allows
+    bound: Bound  # what most of the time is bound by
+    split: Split
+
+
+def roofline(profile: Profile, account: Account) -> tuple[OpRow, ...]:
+    """The op table, by own time."""
+    groups: dict[tuple[str, Phase], list[int]] = {}
+    for i, op in enumerate(profile.ops):
+        groups.setdefault((op.name, op.phase), []).append(i)
+    whole_us = account.step.total_us
+    rows = [_row(profile, account, members, whole_us) for members in groups.values()]
+    return tuple(sorted(rows, key=lambda row: -row.self_us))
+
+
+def _row(profile: Profile, account: Account, members: list[int], whole_us: float) -> OpRow:
+    found = [account.ops[i] for i in members]
+    split = Split(**{name: sum(getattr(op.split, name) for op in found) for name in _PARTS})
+    flops = sum(op.flops for op in found)
+    moved = sum(op.read_bytes + op.written_bytes for op in found)
+    roofline_us = sum(op.roofline_us for op in found)
+    # Own time on a CPU; on a device the gaps before its kernels are not time of theirs.
+    working_us = split.total_us
+    if profile.device is not None:
+        working_us -= split.launch_us + split.host_us
+    rated = working_us > 0 and roofline_us > 0
+    bounds: Counter[Bound] = Counter()
+    for op in found:
+        bounds[op.bound] += op.split.total_us  # type: ignore[assignment]  # µs, not a count
+    first = profile.ops[members[0]]
+    return OpRow(
+        name=first.name,
+        kind=found[0].kind,
+        phase=first.phase,
+        calls=len(members),
+        self_us=split.total_us,
+        total_us=sum(profile.ops[i].total_us for i in members),
+        share=split.total_us / whole_us if whole_us > 0 else 0.0,
+        flops=flops,
+        moved_bytes=moved,
+        gflops=1e-3 * flops / working_us if rated and flops else None,
+        gbps=1e-3 * moved / working_us if rated else None,
+        of_roofline=roofline_us / working_us if rated else None,
+        bound=bounds.most_common(1)[0][0],
+        split=split,
+    )

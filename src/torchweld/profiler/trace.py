@@ -1,0 +1,86 @@
+"""`tw.read_trace`: the profile of a chrome trace that torch.profiler wrote.
+
+Any release from 1.13 on, NVIDIA, AMD or CPU only, with or without steps, ranks, stacks and module
+events; `.json` or `.json.gz`, told apart by content. A cut or damaged file gives what is whole, and
+a notice. See docs/traces.md for the rules.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torchweld.profiler.attribution import Place, attribute
+from torchweld.profiler.device import (
+    covered,
+    device_account,
+    step_count,
+    with_kernels,
+)
+from torchweld.profiler.events import STEP, Recording
+from torchweld.profiler.memory import memory_account
+from torchweld.profiler.profile import About, Profile
+from torchweld.profiler.trace_events import TraceReader
+
+
+def read_trace(path: str | os.PathLike[str]) -> Profile:
+    """The profile of everything in the file; raises TorchweldError for what is no trace."""
+    with _without_garbage_collection():
+        reader = TraceReader(Path(path))
+        return _profile_of(reader.read(), reader.places, Path(path).name)
+
+
+def read_recording(path: str | os.PathLike[str]) -> Recording:
+    """The events of a trace, nested, and otherwise as they were recorded."""
+    with _without_garbage_collection():
+        return TraceReader(Path(path)).read()
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Nothing here makes cycles, and looking for them among a million objects takes long."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            # What was made here goes to the old generation at once, instead of being searched as
+            # young; unless someone has frozen objects of his own, which this would free.
+            if gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
+
+def _profile_of(recording: Recording, places: Sequence[Place], what: str) -> Profile:
+    found = attribute(recording, places)
+    device = device_account(recording, found.op_of)
+    notices = list(recording.notices)
+    steps = [(e.start_us, e.end_us) for e in recording.events if e.kind == STEP]
+    if device is not None and device.until_us is not None:
+        notices.append(
+            f"the device's figures cover {device.steps} of {device.steps + 1} steps: the "
+            "profiler was stopped in the last one, which changes it"
+        )
+    if device is not None and len({kernel.device for kernel in device.kernels}) > 1:
+        notices.append("there is more than one device; idle means that none of them ran anything")
+    spans = steps or [(e.start_us, e.end_us) for e in recording.events]
+    return Profile(
+        about=About(
+            source="trace",
+            what=what,
+            training=any(op.phase == "backward" for op in found.ops),
+            steps=max(1, step_count(recording)),
+            rank=recording.rank,
+        ),
+        step_us=sum(end - start for start, end in covered(spans)),
+        modules=tuple(found.modules),
+        ops=with_kernels(found.ops, device),
+        device=device,
+        memory=memory_account(recording, found),
+        notices=tuple(notices),
+    )
