@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests.profiles import make_peaks
 
-from torchweld import ops
+from torchweld import hardware, ops
+from torchweld.profiler import live
 
 # The suite draws the same samples at every run. HYPOTHESIS_PROFILE=explore draws new ones, ten
 # times as many, and keeps what it finds in .hypothesis.
@@ -39,6 +41,26 @@ def _same_process_afterwards() -> Iterator[None]:
     torch.set_grad_enabled(True)
     if isa is not None:
         ops.compiled.choose_isa(isa)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Peaks that are measured while tests run are not kept for the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    """Who is charged with what shows in a few steps; more only make the times more precise.
+
+    The memory is said to be slower than that of any machine, and the arithmetic faster: then what
+    another process takes does not show as slow kernels.
+    """
+    monkeypatch.setattr(live, "MOST_STEPS", 5)
+    made = make_peaks(gflops=1000.0, gbps=2.0, threads=1)
+    monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.made_profiles import blocks, fused_blocks
+from tests.block_profiles import blocks, fused_blocks
 
 from torchweld.cli import profile as verb
 from torchweld.cli.main import run
-from torchweld.cli.writing import check_targets, write_whole
+from torchweld.cli.writing import check_targets
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.files import write_whole
 from torchweld.profiler.profile import Profile
 from torchweld.report import chrome_trace
 
@@ -58,6 +59,7 @@ def model_file(folder: Path) -> str:
 # ---- end to end ----
 
 
+@pytest.mark.usefixtures("brief_profiles")
 def test_a_model_from_a_file_is_profiled_saved_and_compared(
     tmp_path: Path, capsys: Captured
 ) -> None:

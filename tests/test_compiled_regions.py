@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from torchweld.errors import NotMeasuredError
@@ -18,49 +16,8 @@ from torchweld.expecting import expect
 from torchweld.modules import FusedMLP
 from torchweld.profiler import compiled
 from torchweld.profiler.collect import record
-from torchweld.profiler.compiled import (
-    Region,
-    Regions,
-    kernels_of,
-    key_of,
-    ops_inside,
-    watch_compilation,
-)
-
-# ---- names of kernels ----
-
-
-@pytest.mark.parametrize(
-    ("kernel", "ops"),
-    [
-        ("cpp_fused_add_gelu_1", ("add", "gelu")),
-        ("cpp_fused_relu_0", ("relu",)),
-        ("cpp_fused__softmax_add_12", ("_softmax", "add")),
-        ("cpp_fused_gelu_gelu_backward_sum_1", ("gelu", "gelu_backward", "sum")),
-        ("triton_per_fused_native_layer_norm_3", ("native_layer_norm",)),
-        (
-            "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",
-            ("_to_copy", "add", "mean", "mul", "pow", "rsqrt"),
-        ),
-        ("triton_poi_fused_cat_2", ("cat",)),
-        ("graph_0_cpp_fused_gelu_0", ("gelu",)),
-        ("cpp_fused_add_frobnicate_mul_0", ("add", "frobnicate", "mul")),
-        ("cpp_fused_0", ()),
-        ("volta_sgemm_128x64_nn", ()),
-        ("", ()),
-    ],
-)
-def test_a_kernels_name_tells_its_ops(kernel: str, ops: tuple[str, ...]) -> None:
-    assert ops_inside(kernel) == ops
-
-
-@given(st.sets(st.sampled_from(sorted(compiled._op_names())), min_size=1, max_size=6))
-def test_a_name_is_cut_into_known_ops_and_nothing_is_lost(ops: set[str]) -> None:
-    name = "triton_poi_fused_" + "_".join(sorted(ops)) + "_7"
-    found = ops_inside(name)
-    assert "_".join(found) == "_".join(sorted(ops))
-    assert set(found) <= compiled._op_names()
-    assert len(found) <= len(ops)
+from torchweld.profiler.compiled import Region, Regions, key_of, watch_compilation
+from torchweld.profiler.kernel_names import ops_inside
 
 
 def test_only_the_call_of_a_graph_has_a_key() -> None:
@@ -163,10 +120,11 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
 def test_a_graph_is_found_by_its_key_and_remembered(fakes: list[FakeGraph]) -> None:
     fakes.append(FakeGraph("fone", HEAD + "def call(args):\n    cpp_fused_add_0(args)"))
     fakes.append(FakeGraph("ftwo", HEAD + "def call(args):\n    pass"))
-    assert kernels_of("fone") == ("cpp_fused_add_0",)
-    assert kernels_of("ftwo") == ()
+    one = Region(kernels=("cpp_fused_add_0",), externs=())
+    assert Regions().find("fone") == one
+    assert Regions().find("ftwo") == Region(kernels=(), externs=())
     fakes.clear()
-    assert kernels_of("fone") == ("cpp_fused_add_0",)
+    assert Regions().find("fone") == one
 
 
 def test_graphs_without_a_key_are_told_apart_by_the_ops_seen_in_them(
@@ -191,17 +149,17 @@ def test_graphs_without_a_key_are_told_apart_by_the_ops_seen_in_them(
 def test_what_another_release_lacks_gives_none_and_a_notice(
     fakes: list[FakeGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notices: list[str] = []
-    assert kernels_of("fnever", notices) is None
+    def notice(key: str) -> str:
+        regions = Regions()
+        assert regions.find(key) is None
+        (said,) = regions.notices
+        return said
+
+    assert "alive" in notice("fnever")
     fakes.append(FakeGraph("fbare", None))
-    assert kernels_of("fbare", notices) is None
+    assert "did not keep the code" in notice("fbare")
     monkeypatch.setitem(sys.modules, "torch._inductor.output_code", SimpleNamespace())
-    assert kernels_of("fbare", notices) is None
-    assert len(notices) == 3
-    for notice, word in zip(
-        notices, ["alive", "did not keep the code", "where expected"], strict=True
-    ):
-        assert word in notice
+    assert "where expected" in notice("fbare")
 
 
 # ---- what the compiler did ----
@@ -312,11 +270,11 @@ def test_where_nothing_is_compiled_the_compiler_is_not_even_imported() -> None:
     code = """
 import sys, torch
 before = "torch._dynamo" in sys.modules
-from torchweld.profiler.compiled import kernels_of, ops_inside, watch_compilation
-notices = []
+from torchweld.profiler.compiled import Regions, watch_compilation
+from torchweld.profiler.kernel_names import ops_inside
 with watch_compilation() as watch:
     torch.randn(1, 2).relu()
-assert kernels_of("fnone", notices) is None and notices
+assert Regions().find("fnone") is None
 assert ops_inside("cpp_fused_add_gelu_1") == ("add", "gelu")
 print(before, "torch._dynamo" in sys.modules, "torch._inductor" in sys.modules)
 """
@@ -355,11 +313,11 @@ def test_kernels_that_inductor_wrote_are_named(inductor: tuple[nn.Module, Tensor
     model, x = inductor
     recording = record(lambda: model(x))
     (key,) = filter(None, (key_of(event.name) for event in recording.events))
-    notices: list[str] = []
-    kernels = kernels_of(key, notices)
-    assert notices == []
-    assert kernels is not None
-    assert [ops_inside(kernel) for kernel in kernels] == [("relu",)]
+    regions = Regions()
+    region = regions.find(key)
+    assert regions.notices == []
+    assert region is not None
+    assert [ops_inside(kernel) for kernel in region.kernels] == [("relu",)]
 
 
 @torch.no_grad()

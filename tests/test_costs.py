@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
-from tests.profiles import Builder, ops_of, tensor
+from tests.dispatched_ops import ops_of
+from tests.profiles import Builder, tensor
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import torchweld as tw
 from torchweld import ops
-from torchweld.profiler.costs import Cost, arithmetic_dtype, cost_of, work_of
-from torchweld.profiler.kinds import kind_of
+from torchweld.profiler.costs import arithmetic_dtype, work_of
+from torchweld.profiler.kinds import Kind, kind_of
 from torchweld.profiler.profile import Op, Tensor
 
 HEAVY = ("product", "convolution", "attention")
@@ -25,6 +27,19 @@ def op(name: str, *inputs: Tensor | None, makes: int | tuple[int, int] | None = 
     made = Builder()
     made.op(name, inputs=inputs, makes=makes)
     return made.ops[0]
+
+
+class Cost(NamedTuple):
+    flops: int
+    read_bytes: int
+    written_bytes: int
+
+
+def cost_of(found: Op, kind: Kind) -> Cost | None:
+    work = work_of(found, kind)
+    if work.flops is None:
+        return None
+    return Cost(work.flops, work.read_bytes, work.written_bytes)
 
 
 def cost(name: str, *inputs: Tensor | None, makes: int | tuple[int, int] | None = None) -> Cost:

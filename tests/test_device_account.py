@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.made_traces import HOST, MadeTrace
 
 from torchweld.profiler.device import covered, device_account
-from torchweld.profiler.device_kernels import category_of, ops_inside
 from torchweld.profiler.device_peaks import peaks_of
 from torchweld.profiler.events import KERNEL, MEMCPY, MEMSET, Event, Recording
 from torchweld.profiler.profile import Device, Profile
@@ -58,7 +57,7 @@ def test_idle_compute_and_non_compute_add_up_to_the_span_and_are_those_counted_t
     drawn: list[list[Event]],
 ) -> None:
     events = list(itertools.chain.from_iterable(drawn))
-    device = device_account(Recording(events=events, source="made"))
+    device = device_account(Recording(events=events))
     assert device is not None
     ticks = range(
         int(min(event.start_us for event in events)), int(max(event.end_us for event in events))
@@ -283,57 +282,7 @@ def test_without_its_launch_a_gap_has_no_known_cause(tmp_path: Path) -> None:
     assert causes(trace, tmp_path) == ["unknown"]
 
 
-# ---- names ----
-
-
-@pytest.mark.parametrize(
-    ("name", "category"),
-    [
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn>(Params)", "gemm"),
-        ("ampere_sgemm_128x64_nn", "gemm"),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT", "gemm"),
-        ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32", "gemm"),
-        ("void gemv2T_kernel_val<int, int, float>(cublasGemvParams)", "gemm"),
-        ("void splitKreduce_kernel<float, float>(cublasSplitKParams<float>)", "gemm"),
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>", "attention"),
-        ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "attention"),
-        ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>", "pointwise"),
-        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>", "pointwise"),
-        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>", "pointwise"),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction"),
-        ("void at::native::vectorized_layer_norm_kernel<float>", "reduction"),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>", "reduction"),
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage)", "communication"),
-        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", "communication"),
-        ("triton_red_fused_native_layer_norm_3", "triton"),
-        ("void at::native::indexing_backward_kernel<float, 4>", "other"),
-    ],
-)  # fmt: skip
-def test_the_category_of_a_kernel_is_in_its_name(name: str, category: str) -> None:
-    assert category_of(name, KERNEL) == category
-
-
-def test_a_copy_is_a_copy_whatever_its_name() -> None:
-    assert category_of("gemm", MEMCPY) == "copy"
-    assert category_of("gemm", MEMSET) == "set"
-
-
-@pytest.mark.parametrize(
-    ("name", "inside"),
-    [
-        ("triton_poi_fused_add_cos_sin_0", ("add", "cos", "sin")),
-        ("triton_per_fused_native_layer_norm_2", ("native_layer_norm",)),
-        ("triton_poi_fused__to_copy_mul_7", ("_to_copy", "mul")),
-        ("triton_red_fused_add_native_layer_norm_native_layer_norm_backward_11",
-         ("add", "native_layer_norm", "native_layer_norm_backward")),
-        ("triton_tem_fused_addmm_relu_threshold_backward_4",
-         ("addmm", "relu", "threshold_backward")),
-        ("triton_poi_fused_gelu", ("gelu",)),
-        ("ampere_sgemm_128x64_nn", ()),
-    ],
-)  # fmt: skip
-def test_the_ops_inside_a_fused_kernel_are_in_its_name(name: str, inside: tuple[str, ...]) -> None:
-    assert ops_inside(name) == inside
+# ---- peaks ----
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.profiles import (
-    Builder,
-    parts,
-    tensor,
-)
+from tests.profiles import Builder, kernel, make_device, parts, tensor
 
 from torchweld.profiler.account import account
-from torchweld.profiler.profile import Device, Gap, Kernel, Profile, RuntimeCall
+from torchweld.profiler.profile import Gap, Profile, RuntimeCall
 
 SIZE = 40_000  # bytes of a tensor of 100 x 100: 4 us
 
@@ -32,48 +28,24 @@ def on_device(peaks: bool = True, until_us: float | None = None) -> Profile:
             kernels=(i,),
         )
     made.op("aten::copy_", 8.0, module=fc, inputs=(a, a), kernels=(2,))
-    rows = [
-        ("gemm", "gemm", 0.0, 20.0, 0),
-        ("gemm", "gemm", 30.0, 20.0, 1),
-        ("Memcpy HtoD", "copy", 54.0, 5.0, 2),
-        ("stranger", "other", 59.0, 1.0, -1),
+    kernels = [
+        kernel("gemm", 0.0, 20.0, op=0, launch=0),
+        kernel("gemm", 30.0, 20.0, op=1, launch=1),
+        kernel("Memcpy HtoD", 54.0, 5.0, op=2, launch=2, category="copy"),
+        kernel("stranger", 59.0, 1.0, op=-1, launch=3, category="other"),
     ]
-    kernels = tuple(
-        Kernel(
-            name=name,
-            category=category,
-            start_us=start,
-            duration_us=us,
-            device=0,
-            stream=7,
-            launch=i,
-            op=op,
-        )
-        for i, (name, category, start, us, op) in enumerate(rows)
-    )
+    gaps = [
+        Gap(start_us=20.0, duration_us=10.0, cause="host wait", before="gemm", op=1),
+        Gap(start_us=50.0, duration_us=4.0, cause="synchronisation", before="Memcpy", op=2),
+    ]
     calls = tuple(
         RuntimeCall(name="cudaLaunchKernel", start_us=float(i), duration_us=1.0, thread=0)
         for i in range(4)
     )
-    device = Device(
-        name="A Device",
-        span_us=60.0,
-        idle_us=14.0,
-        compute_us=41.0,
-        non_compute_us=5.0,
-        launches=4,
-        launch_us=4.0,
-        launched_us=46.0,
-        occupancy_queries=0,
-        occupancy_query_us=0.0,
-        by_category={},
-        by_stream={},
-        kernels=kernels,
+    device = make_device(
+        kernels,
+        gaps,
         calls=calls,
-        gaps=(
-            Gap(start_us=20.0, duration_us=10.0, cause="host wait", before="gemm", op=1),
-            Gap(start_us=50.0, duration_us=4.0, cause="synchronisation", before="Memcpy", op=2),
-        ),
         peak_gflops={"float32": 200.0} if peaks else {},
         peak_gbps=100.0 if peaks else None,
         until_us=until_us,
@@ -103,7 +75,7 @@ def test_a_device_without_peaks_leaves_its_kernels_unexplained() -> None:
     assert parts(found.step) == pytest.approx(
         {"launch_us": 10.0, "host_us": 4.0, "unexplained_us": 46.0}
     )
-    assert "A Device" in found.notices[0]
+    assert "Example GPU" in found.notices[0]
 
 
 def test_kernels_that_run_at_once_share_the_time() -> None:

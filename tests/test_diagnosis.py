@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.profiles import Builder, new_storage, tensor
+from tests.profiles import Builder, make_timing, new_storage, tensor
 
 import torchweld as tw
 from torchweld.diagnosis import RULES, Finding, combined_bound, diagnose
@@ -16,7 +16,7 @@ from torchweld.diagnosis.case import MARGIN, Case
 from torchweld.diagnosis.findings import Slice, bound_of, union
 from torchweld.errors import TorchweldError
 from torchweld.profiler.account import account
-from torchweld.profiler.profile import Profile, Tensor, Timing
+from torchweld.profiler.profile import Profile, Tensor
 from torchweld.records import from_plain, to_plain
 
 # With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.
@@ -129,7 +129,7 @@ def test_nothing_is_found_in_an_empty_profile() -> None:
 def test_a_tenth_may_belong_to_the_other_side_in_a_corrected_profile() -> None:
     """Times of a live profile are right to within a tenth; a bound counts that in."""
     exact = mlp_profile()
-    corrected = replace(exact, timing=timing(exact.step_us))
+    corrected = replace(exact, timing=make_timing(exact.step_us))
     for rule, finding in by_rule(diagnose(exact)).items():
         left_us = exact.step_us - finding.saved_us
         more_us = by_rule(diagnose(corrected))[rule].saved_us - finding.saved_us
@@ -138,23 +138,10 @@ def test_a_tenth_may_belong_to_the_other_side_in_a_corrected_profile() -> None:
 
 def test_claims_are_shares_of_the_step_on_the_clock() -> None:
     """Recorded steps that were slower than timed ones do not make a bound that exceeds the step."""
-    profile = replace(mlp_profile(), timing=timing(1.0))
+    profile = replace(mlp_profile(), timing=make_timing(1.0))
     slower = replace(profile, step_us=0.25 * profile.step_us)
     for rule, finding in by_rule(diagnose(profile)).items():
         assert by_rule(diagnose(slower))[rule].bound == pytest.approx(finding.bound)
-
-
-def timing(step_us: float) -> Timing:
-    return Timing(
-        wall_us=step_us,
-        raw_us=step_us,
-        corrected_us=step_us,
-        first_us=step_us,
-        events=4,
-        op_cost_us=0.1,
-        module_cost_us=0.1,
-        steps=3,
-    )
 
 
 def test_every_rule_says_what_it_reads_and_why_its_bound_is_one() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.profiles import Builder, tensor
+from tests.diagnosed import found
+from tests.profiles import Builder, kernel, make_device, tensor
 
-from torchweld.diagnosis import Finding, combined_bound, diagnose
+from torchweld.diagnosis import combined_bound, diagnose
 from torchweld.profiler.account import account
-from torchweld.profiler.profile import Device, Gap, Kernel, Profile, RuntimeCall
+from torchweld.profiler.profile import Gap, Kernel, Profile
 from torchweld.profiler.trace import read_trace
 
 TRACES = Path(__file__).parent / "traces"
@@ -22,70 +23,24 @@ def on_device(rows: Sequence[Row], causes: Sequence[str], until_us: float | None
     """Each row is a kernel launched by an op of its own; gaps between them have these causes."""
     made = Builder()
     net = made.module("net")
-    spans: list[tuple[float, float]] = []
-    kernels, gaps = [], []
+    kernels: list[Kernel] = []
+    gaps: list[Gap] = []
+    done_us = rows[0][2]
     for i, (name, category, start_us, us) in enumerate(rows):
         inputs = (tensor(100, 100), tensor(100, 100))
         op = "aten::copy_" if category == "copy" else "aten::mm"
         made.op(op, 5.0, module=net, inputs=inputs, makes=40_000, kernels=(i,))
-        kernels.append(
-            Kernel(
-                name=name,
-                category=category,
-                start_us=start_us,
-                duration_us=us,
-                device=0,
-                stream=7,
-                launch=i,
-                op=i,
-            )
-        )
-        if spans and start_us > spans[-1][1]:
-            gaps.append(
-                Gap(
-                    start_us=spans[-1][1],
-                    duration_us=start_us - spans[-1][1],
-                    cause=causes[len(gaps)],
-                    before=name,
-                    op=i,
-                )
-            )
-        end_us = max([start_us + us, *(end for _, end in spans)])
-        spans.append((start_us, end_us))
-    idle_us = sum(gap.duration_us for gap in gaps)
-    span_us = spans[-1][1] - spans[0][0]
-    device = Device(
-        name="A Device",
-        span_us=span_us,
-        idle_us=idle_us,
-        compute_us=span_us - idle_us,
-        non_compute_us=0.0,
-        launches=len(rows),
-        launch_us=5.0 * len(rows),
-        launched_us=sum(us for *_, us in rows),
-        occupancy_queries=0,
-        occupancy_query_us=0.0,
-        by_category={},
-        by_stream={},
-        kernels=tuple(kernels),
-        calls=tuple(
-            RuntimeCall(name="cudaLaunchKernel", start_us=start, duration_us=1.0, thread=0)
-            for _, _, start, _ in rows
-        ),
-        gaps=tuple(gaps),
-        peak_gflops={"float32": 100.0},
-        peak_gbps=10.0,
-        until_us=until_us,
-    )
-    return made.build(device=device)
+        kernels.append(kernel(name, start_us, us, op=i, launch=i, category=category))
+        if start_us > done_us:
+            cause, idle_us = causes[len(gaps)], start_us - done_us
+            gaps.append(Gap(start_us=done_us, duration_us=idle_us, cause=cause, before=name, op=i))
+        done_us = max(done_us, start_us + us)
+    peaks = {"peak_gflops": {"float32": 100.0}, "peak_gbps": 10.0}
+    return made.build(device=make_device(kernels, gaps, until_us=until_us, **peaks))
 
 
 def gemms(*starts: float) -> list[Row]:
     return [("gemm", "gemm", start, 20.0) for start in starts]
-
-
-def found(profile: Profile, rule: str) -> Finding | None:
-    return next((finding for finding in diagnose(profile) if finding.rule == rule), None)
 
 
 def test_a_device_that_waits_for_launches_is_found() -> None:

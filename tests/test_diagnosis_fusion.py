@@ -1,59 +1,12 @@
-"""Chains of element-wise ops, MLP blocks, Linears that share an input: structure and bounds."""
+"""Chains of element-wise ops and MLP blocks: structure and bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-from tests.profiles import Builder, changed, tensor
+from tests.diagnosed import BYTES_A_US, Model, blocks, found, runs
+from tests.profiles import changed, tensor
 
-from torchweld.diagnosis import Finding, diagnose
-from torchweld.diagnosis.case import Case
-from torchweld.diagnosis.chains import blocks_of, linears_of, runs_of
-from torchweld.profiler.account import account
-from torchweld.profiler.profile import Phase, Profile, Tensor
-
-# With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.
-BYTES_A_US = 10_000
-
-
-class Model(Builder):
-    """Ops that give the tensor they make."""
-
-    def run(
-        self,
-        name: str,
-        *inputs: Tensor,
-        us: float = 100.0,
-        shape: tuple[int, ...] | None = None,
-        module: int = 0,
-        phase: Phase = "forward",
-        storage: int | None = -1,
-    ) -> Tensor:
-        result = tensor(*(shape or inputs[0].shape), dtype=inputs[0].dtype, storage=storage)
-        makes = (result.storage, result.nbytes) if result.storage is not None else None
-        self.op(f"aten::{name}", us, module=module, inputs=inputs, makes=makes, phase=phase)
-        return result
-
-    def linear(self, x: Tensor, width: int, module: int = 0, **options: object) -> Tensor:
-        storage = options.get("storage", -1)
-        weight = tensor(x.shape[-1], width, dtype=x.dtype, storage=storage)  # type: ignore[arg-type]
-        shape = (*x.shape[:-1], width)
-        return self.run("mm", x, weight, shape=shape, module=module, **options)  # type: ignore[arg-type]
-
-
-def found(profile: Profile, rule: str) -> Finding | None:
-    return next((finding for finding in diagnose(profile) if finding.rule == rule), None)
-
-
-def runs(profile: Profile) -> list[tuple[int, ...]]:
-    return [run.ops for run in runs_of(Case(profile, account(profile)))]
-
-
-def blocks(profile: Profile) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    case = Case(profile, account(profile))
-    return [(b.products, b.between) for b in blocks_of(case, runs_of(case), linears_of(case))]
-
+from torchweld.profiler.profile import Tensor
 
 # ---- chains ----
 
@@ -139,8 +92,8 @@ def test_the_backward_of_a_chain_goes_with_it() -> None:
     y = made.run("abs", x, us=2000.0)
     made.run("exp", y, us=2000.0)
     made.op("ExpBackward0", 50.0, phase="backward")
-    made.op("aten::mul", 2000.0, inputs=(tensor(1000, 1000), y), makes=4_000_000, parent=2)
-    made.ops[3] = changed(made.ops[3], phase="backward")
+    inputs = (tensor(1000, 1000), y)
+    made.op("aten::mul", 2000.0, inputs=inputs, makes=4_000_000, parent=2, phase="backward")
     made.ops[1] = changed(made.ops[1], sequence=7)
     without = found(made.build(training=True), "pointwise-chain")
     made.ops[2] = changed(made.ops[2], sequence=7)
@@ -272,11 +225,16 @@ def test_the_backward_of_a_block_is_claimed_and_adding_gradients_up_is_not() -> 
         made = Model()
         mlp(made, tensor(8, 64))
         made.ops[0] = changed(made.ops[0], sequence=3)
-        node = made.op("MmBackward0", 0.0, phase="backward")
-        made.ops[node] = changed(made.ops[node], sequence=3 if joined else 99)
-        inputs = (tensor(64, 8), tensor(8, 256))
-        product = made.op("aten::mm", backward_us, inputs=inputs, makes=65536, parent=node)
-        made.ops[product] = changed(made.ops[product], phase="backward")
+        sequence = 3 if joined else 99
+        node = made.op("MmBackward0", 0.0, phase="backward", sequence=sequence)
+        made.op(
+            "aten::mm",
+            backward_us,
+            inputs=(tensor(64, 8), tensor(8, 256)),
+            makes=65536,
+            parent=node,
+            phase="backward",
+        )
         made.op("torch::autograd::AccumulateGrad", accumulating_us, phase="backward")
         finding = found(made.build(training=True), "mlp-block")
         assert finding is not None
@@ -294,8 +252,7 @@ def test_what_a_checkpoint_computes_again_in_a_backward_node_is_not_its_backward
         made = Model()
         mlp(made, tensor(8, 64))
         made.ops[2] = changed(made.ops[2], sequence=3)
-        node = made.op("MmBackward0", 5.0, phase="backward")
-        made.ops[node] = changed(made.ops[node], sequence=3)
+        node = made.op("MmBackward0", 5.0, phase="backward", sequence=3)
         made.op("aten::_softmax", norm_us, inputs=(tensor(8, 64),), parent=node, phase="recompute")
         finding = found(made.build(training=True), "mlp-block")
         assert finding is not None
@@ -344,109 +301,14 @@ def test_what_replaces_a_module_is_called_as_well() -> None:
 def test_python_between_two_ops_of_a_block_is_claimed_as_far_as_it_was_seen() -> None:
     def saved_us(pause_us: float, python_us: float) -> float:
         made = Model()
-        made.python_us[0] = python_us
+        made.places[0].python_us = python_us
         made.linear(made.run("gelu", made.linear(tensor(8, 64), 64)), 64)
         made.run("_softmax", tensor(8, 64))
         for i, start_us in enumerate((0.0, 100.0 + pause_us, 200.0 + pause_us, 900.0)):
-            made.ops[i] = changed(made.ops[i], start_us=start_us)
+            made.starts[i] = start_us
         finding = found(made.build(), "mlp-block")
         assert finding is not None
         return finding.saved_us
 
     assert saved_us(30.0, 200.0) == pytest.approx(saved_us(0.0, 200.0) + 30.0)
     assert saved_us(30.0, 20.0) == pytest.approx(saved_us(0.0, 20.0) + 20.0)
-
-
-# ---- without the names of memory ----
-
-
-def nameless(width: int = 96) -> Model:
-    """Two residual blocks, as a trace from a file has them."""
-    made = Model()
-    x = tensor(32, 64, storage=None)
-    for _ in range(2):
-        normed = made.run("_softmax", x, storage=None)
-        h = made.linear(normed, width, storage=None)
-        y = made.linear(made.run("gelu", h, storage=None), 64, storage=None)
-        x = made.run("add", x, y, storage=None)
-    return made
-
-
-def test_a_trace_without_storages_is_joined_by_order_and_size() -> None:
-    profile = nameless().build()
-    assert blocks(profile) == [((1, 3), (2,)), ((6, 8), (7,))]
-    finding = found(profile, "mlp-block")
-    assert finding is not None
-    assert any("joined by order, size and type" in line for line in finding.evidence)
-
-
-def test_a_gate_is_found_by_order_and_size() -> None:
-    made = Model()
-    x = tensor(8, 64, storage=None)
-    gate = made.run("silu", made.linear(x, 128, storage=None), storage=None)
-    up = made.linear(x, 128, storage=None)
-    made.linear(made.run("mul", gate, up, storage=None), 64, storage=None)
-    # Whether gate and up read the same x cannot be known.
-    assert blocks(made.build()) == []
-    assert runs(made.build()) == [(1, 3)]
-    assert found(made.build(), "shared-input") is None
-
-
-def test_what_was_read_already_is_not_joined_again() -> None:
-    """The first operand of the residual's sum is as large as what was made last, but older."""
-    case = Case(profile := nameless(64).build(), account(nameless(64).build()))
-    residual = case.flow.reads[4]
-    assert [value.producer for value, _ in residual] == [-1, 3]
-    assert runs(profile) == [(2,), (4,), (7,), (9,)]
-
-
-# ---- shared inputs ----
-
-
-def attention(rows: int, us: Sequence[float] = (200.0, 200.0, 200.0), width: int = 64) -> Model:
-    made = Model()
-    x = tensor(rows, 64)
-    for name, time_us in zip("qkv", us, strict=True):
-        made.linear(x, width, made.module(f"attn.{name}"), us=time_us)
-    return made
-
-
-def test_products_of_one_input_are_found() -> None:
-    made = attention(8)
-    made.run("_softmax", tensor(8, 64))
-    finding = found(made.build(), "shared-input")
-    assert finding is not None
-    assert finding.title.startswith("3 Linears")
-    # x once, three weights, three results.
-    least_us = (8 * 64 + 3 * 64 * 64 + 3 * 8 * 64) * 4 / BYTES_A_US
-    assert finding.saved_us == pytest.approx(600.0 - least_us - 1.0)
-
-
-def test_products_of_different_inputs_share_nothing() -> None:
-    made = Model()
-    for _ in range(3):
-        made.linear(tensor(8, 64), 64)
-    assert found(made.build(), "shared-input") is None
-
-
-def test_the_same_memory_written_anew_is_another_input() -> None:
-    made = Model()
-    x = tensor(8, 64)
-    made.linear(x, 64)
-    made.op("aten::mul_", 50.0, inputs=(x, tensor()))
-    made.linear(x, 64)
-    assert found(made.build(), "shared-input") is None
-
-
-def test_products_with_another_in_between_are_not_merged() -> None:
-    made = Model()
-    x = tensor(8, 64)
-    made.linear(x, 64)
-    made.linear(tensor(8, 32), 64)
-    made.linear(x, 64)
-    assert found(made.build(), "shared-input") is None
-
-
-def test_many_rows_have_nothing_to_share_but_starts() -> None:
-    assert found(attention(512, us=(600.0, 600.0, 600.0)).build(), "shared-input") is None
-    assert found(attention(64, us=(600.0, 600.0, 600.0)).build(), "shared-input") is not None

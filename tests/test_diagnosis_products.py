@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.diagnosed import found
 from tests.profiles import Builder, tensor
 
-from torchweld.diagnosis import Finding, diagnose
+from torchweld.diagnosis import diagnose
 from torchweld.profiler.profile import Device, Phase, Profile
 
 # With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.
@@ -33,10 +34,6 @@ def product(
     made.op("aten::mm", us, module=fc, inputs=(x, w), makes=rows * N * item, phase=phase)
     made.op("aten::_softmax", us, inputs=(tensor(rows, N),), makes=rows * N * 4)
     return made.build(device=device)
-
-
-def found(profile: Profile, rule: str) -> Finding | None:
-    return next((finding for finding in diagnose(profile) if finding.rule == rule), None)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

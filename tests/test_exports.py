@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.made_profiles import Call, blocks, make, on_device
+from tests.block_profiles import Call, blocks, make, on_device
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -267,6 +267,7 @@ class Net(nn.Module):
         return y
 
 
+@pytest.mark.usefixtures("brief_profiles")
 def test_a_real_training_step_survives_its_own_trace(tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters())

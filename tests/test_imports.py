@@ -24,6 +24,8 @@ FOUNDATIONS = {
     "cpuinfo": set(),
     "hardware": {"errors", "cpuinfo"},
     "records": {"errors"},
+    "files": {"errors"},
+    "figures": set(),
 }
 # Joined only by what composes them; a report shows profiles, so it knows what they are.
 STRANGERS = ("kernels", "discovery", "profiler", "report")

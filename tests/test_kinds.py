@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchweld.profiler.kinds import IDLE_KINDS, KINDS, WORK_KINDS, kind_of, launching, working
+from torchweld.profiler.kinds import IDLE_KINDS, KINDS, WORK_KINDS, kind_of
 
 KNOWN = {
     "product": "aten::mm aten::addmm aten::addmm_ aten::bmm aten::baddbmm aten::mv aten::dot "
@@ -114,50 +114,3 @@ def test_names_that_are_no_ops_do_no_harm() -> None:
 def test_kinds_that_work_and_kinds_that_do_not_are_all_kinds() -> None:
     assert set(KINDS) == WORK_KINDS | IDLE_KINDS
     assert not WORK_KINDS & IDLE_KINDS
-
-
-TREES = [
-    # names with their parents; who does work; who counts as a launch
-    ("aten::linear:-1 aten::t:0 aten::addmm:0 aten::copy_:2", "2 3", "2"),
-    ("aten::clone:-1 aten::empty_like:0 aten::copy_:0", "2", "0"),
-    ("aten::to:-1 aten::_to_copy:0 aten::empty_strided:1 aten::copy_:1", "3", "1"),
-    ("aten::mean:-1 aten::sum:0 aten::div_:0", "1 2", "0"),
-    ("aten::sum:-1 aten::as_strided:0 aten::fill_:0", "0 2", "0"),
-    ("aten::embedding:-1 aten::index_select:0", "1", "0"),
-    ("aten::_embedding_bag:-1 aten::arange:0 aten::sub_:0", "0 1 2", "0"),
-    ("aten::index:-1 aten::nonzero:0", "0 1", "0"),
-    ("aten::mse_loss:-1 aten::mean:0 aten::sum:1", "0 2", "0"),
-    ("aten::zeros:-1 aten::empty:0 aten::zero_:0 aten::fill_:2", "3", "0"),
-    ("aten::convolution:-1 aten::_convolution:0 aten::mkldnn_convolution:1", "2", "0"),
-    ("aten::masked_fill:-1 aten::clone:0 aten::copy_:1 aten::masked_fill_:0", "2 3", "0"),
-    ("aten::_foreach_add_:-1 aten::add_:0 aten::add_:0", "1 2", "0"),
-    ("torchweld::chain:-1 aten::empty:0", "0", "0"),
-    ("torchweld::chain:-1 aten::addmm:0 aten::gelu:0 aten::addmm:0", "1 2 3", "1 2 3"),
-    ("aten::_fused_rms_norm:-1 aten::pow:0 aten::mean:0 aten::mul:0", "1 2 3", "0"),
-    ("AddmmBackward0:-1 aten::mm:0 aten::mm:0", "1 2", "1 2"),
-    ("mylib::op:-1", "0", "0"),
-    ("mylib::op:-1 aten::mm:0", "1", "1"),
-]
-
-
-@pytest.mark.parametrize(("tree", "works", "launches"), TREES)
-def test_who_does_the_work_of_ops_inside_ops(tree: str, works: str, launches: str) -> None:
-    pairs = [row.rsplit(":", 1) for row in tree.split()]
-    names, parents = [name for name, _ in pairs], [int(parent) for _, parent in pairs]
-    assert [i for i, does in enumerate(working(names, parents)) if does] == [
-        int(i) for i in works.split()
-    ]
-    assert [i for i, counts in enumerate(launching(names, parents)) if counts] == [
-        int(i) for i in launches.split()
-    ]
-
-
-def test_a_compiled_graph_hides_its_kernels_unless_they_show() -> None:
-    call = "## Call CompiledFxGraph fabc ##"
-    assert working([call, "aten::mm"], [-1, 0]) == [True, True]
-    assert launching([call, "aten::mm"], [-1, 0]) == [False, True]
-    assert working([call, "graph_0_cpp_fused_gelu_0", "aten::mm"], [-1, 0, 0]) == [
-        False,
-        True,
-        True,
-    ]

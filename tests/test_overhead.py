@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from torchweld.profiler.attribution import Costs
 from torchweld.profiler.events import MODULE, OP, STEP, Event, Recording
-from torchweld.profiler.overhead import Round, calibrate, count_events, measure_loop, undisturbed
+from torchweld.profiler.overhead import (
+    MOST_FACTOR,
+    Round,
+    calibrate,
+    count_events,
+    measure_loop,
+    undisturbed,
+)
 
 LOOP = Costs(op_us=0.2, module_us=1.0)
 
@@ -16,7 +23,7 @@ LOOP = Costs(op_us=0.2, module_us=1.0)
 def recording(ops: int, modules: int, step_us: float) -> Recording:
     kinds = [STEP] + [OP] * (ops - 1) + [MODULE] * modules
     events = [Event(name="x", kind=kind, start_us=0.0, end_us=step_us) for kind in kinds]
-    return Recording(events=events, source="made up")
+    return Recording(events=events)
 
 
 def rounds(
@@ -64,6 +71,12 @@ def test_a_cost_is_never_negative() -> None:
     found = calibrate(LOOP, rounds([500.0] * 8, -3.0, -3.0, ops=300, modules=40))
     assert found.op_us == 0.0
     assert found.module_us == 0.0
+
+
+def test_what_something_else_took_from_the_steps_is_not_all_charged_to_events() -> None:
+    found = calibrate(LOOP, rounds([500.0] * 8, 90.0, 400.0, ops=300, modules=40))
+    assert found.op_us == pytest.approx(MOST_FACTOR * LOOP.op_us)
+    assert found.module_us == pytest.approx(MOST_FACTOR * LOOP.module_us)
 
 
 def test_rounds_in_which_any_side_was_late_are_left_out() -> None:

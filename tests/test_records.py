@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from torchweld.errors import TorchweldError
+from torchweld.files import GZIP
 from torchweld.profiler.live import profile
 from torchweld.profiler.profile import Profile
 from torchweld.records import RecordError, from_plain, to_plain
@@ -82,8 +82,8 @@ def test_numbers_that_json_does_not_have_are_refused() -> None:
         to_plain(Inner(name="x", values=(math.nan,)))
 
 
-@pytest.fixture(scope="module")
-def found() -> Profile:
+@pytest.fixture
+def found(brief_profiles: None) -> Profile:
     return profile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(2, 8), training=True)
 
 
@@ -92,14 +92,17 @@ def test_a_profile_comes_back_as_it_was(found: Profile, tmp_path: Path, name: st
     found.save(tmp_path / name)
     assert Profile.load(tmp_path / name) == found
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert gzip.decompress((tmp_path / name).read_bytes()) if name.endswith("gz") else True
+    assert (tmp_path / name).read_bytes().startswith(GZIP) == name.endswith(".gz")
 
 
 def test_a_profile_that_cannot_be_saved_leaves_what_was_there(
     found: Profile, tmp_path: Path
 ) -> None:
-    with pytest.raises(TorchweldError, match="cannot be saved"):
-        found.save(tmp_path / "missing" / "p.json")
+    (tmp_path / "taken").mkdir()
+    for place in (tmp_path / "missing" / "p.json", tmp_path / "taken"):
+        with pytest.raises(TorchweldError, match="cannot be written"):
+            found.save(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 @pytest.mark.parametrize(

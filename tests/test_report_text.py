@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.made_profiles import Call, block_places, blocks, make, on_device
+from tests.block_profiles import Call, block_places, blocks, make, on_device
 from torch import nn
 
 from torchweld.diagnosis import Finding
 from torchweld.errors import TorchweldError
+from torchweld.figures import counted, duration, figure, share, size
 from torchweld.profiler.account import Split, account
 from torchweld.profiler.build import describe
 from torchweld.profiler.profile import Allocation, Check, Memory, Profile, Timing
 from torchweld.report import View, profile_sections, profile_text
-from torchweld.report.style import clean, counted, cut, duration, figure, share, size, to_text
+from torchweld.report.style import clean, cut, to_text
 from torchweld.report.tables import findings_section
 from torchweld.report.tree import MOST_ROWS, Tree, label, merged_path
 from torchweld.report.verdict import PARTS, bar, bar_cells

@@ -16,9 +16,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from torchweld.errors import TorchweldError
+from torchweld.files import read_whole, write_whole
 from torchweld.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.profiler.account import Account, account
 from torchweld.profiler.profile import About, Profile
@@ -115,11 +115,16 @@ class Diff:
             raise TorchweldError(f"the diff cannot be read: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_text(self.to_json())
+        """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
+        write_whole(path, self.to_json())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Diff:
-        return Diff.from_json(Path(path).read_text())
+        """The opposite of `save`."""
+        try:
+            return Diff.from_json(read_whole(path).decode())
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise TorchweldError(f"{path} cannot be read as a diff: {error}") from error
 
 
 def diff(a: Profile, b: Profile) -> Diff:

@@ -19,11 +19,10 @@ from itertools import count
 from types import TracebackType
 
 from torch import nn
-from torch.autograd.profiler import record_function
 
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.guesses import Guess, Verdict, judge, parse_expectations, parse_guesses
-from torchweld.profiler.collect import Recorder
+from torchweld.profiler.collect import Recorder, annotated
 from torchweld.profiler.events import Recording
 from torchweld.profiler.instrument import instrumented, is_compiled, places
 from torchweld.profiler.launches import (
@@ -134,7 +133,7 @@ class Expectation(ContextDecorator):
                 self._recorder = Recorder(shapes=True)
                 self._recorder.start()
                 around.enter_context(self._recorder.step())
-            around.enter_context(record_function(self._mark))
+            around.enter_context(annotated(self._mark))
             self._around = around.pop_all()
             _open.append(self)
         return self

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchweld.errors import TorchweldError
+from torchweld.figures import counted
 from torchweld.names import known
 from torchweld.profiler.launches import COUNTERS, Launch, counts_of
 from torchweld.profiler.profile import Tensor
@@ -64,9 +65,9 @@ class Verdict:
     def __str__(self) -> str:
         wrong = [row for row in self.rows if not row.holds]
         if not wrong:
-            return f"{_plural(len(self.rows), 'guess')} confirmed"
+            return f"{counted(len(self.rows), 'guess')} confirmed"
         place = f" in the block at {self.where}" if self.where else ""
-        title = f"{len(wrong)} of {_plural(len(self.rows), 'guess')} did not hold{place}"
+        title = f"{len(wrong)} of {counted(len(self.rows), 'guess')} did not hold{place}"
         return "\n".join([title, "", *_table(self.rows), *self._evidence(wrong)])
 
     def _evidence(self, wrong: Sequence[Row]) -> list[str]:
@@ -171,10 +172,6 @@ def _counts_as(launch: Launch, counter: str) -> bool:
 
 
 # ---- text ----
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 'es'}"
 
 
 def _place(row: Row) -> str:

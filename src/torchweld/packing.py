@@ -26,13 +26,22 @@ def _packs(model: nn.Module) -> list[Any]:
     return [pack for pack in found if pack is not None]
 
 
+def _joints(model: nn.Module) -> list[Any]:
+    """What welded modules keep beside their weights."""
+    found = (module.__dict__.get("_torchweld") for module in model.modules())
+    return [joint for joint in found if joint is not None]
+
+
 def repack(model: nn.Module) -> nn.Module:
     """Forget every packed copy in `model`; the next call in inference makes them anew."""
     for pack in _packs(model):
         pack.clear()
+    for joint in _joints(model):
+        joint.drop_copies()
     return model
 
 
 def packed_bytes(model: nn.Module) -> int:
     """Memory that packed copies in `model` take now, in bytes."""
-    return sum(int(pack.nbytes) for pack in _packs(model))
+    packs = sum(int(pack.nbytes) for pack in _packs(model))
+    return packs + sum(int(joint.copied_bytes) for joint in _joints(model))

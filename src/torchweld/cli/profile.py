@@ -9,16 +9,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import RenderableType
 from rich.text import Text
 
 from torchweld import report
-from torchweld.cli.screen import put, screen
-from torchweld.cli.writing import check_targets, write_whole
+from torchweld.cli.screen import progress_shown, put, screen
+from torchweld.cli.writing import check_targets
 from torchweld.diagnosis import diagnose
 from torchweld.errors import TorchweldError
 from torchweld.expecting import check_profile, parse_expectations
+from torchweld.files import GZIP, write_whole
 from torchweld.guesses import Verdict
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile as take
@@ -42,7 +42,7 @@ def load_recorded(path: Path) -> Profile:
     """A profile that was saved, or what a trace tells."""
     try:
         with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
+            zipped = file.read(len(GZIP)) == GZIP
         with gzip.open(path) if zipped else path.open("rb") as file:
             start = file.read(64)
     except (OSError, EOFError) as error:
@@ -57,23 +57,7 @@ def take_live(target: str | None, inputs: Sequence[str], training: bool, steps: 
     """Runs the model; shows on stderr how far it is, if that is a terminal."""
     chosen = resolve(target, inputs, training=training)
     given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
-    console = Console(stderr=True)
-    # Redrawn between steps only: a thread that redraws would be timed along.
-    shown = Progress(
-        TextColumn("{task.description:<18}"),
-        BarColumn(40),
-        TimeElapsedColumn(),
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with shown:
-        task = shown.add_task("", total=1.0)
-
-        def progress(doing: str, done: float) -> None:
-            shown.update(task, description=doing, completed=done, refresh=True)
-
+    with progress_shown() as progress:
         found = take(chosen.model, given, training=training, steps=steps, progress=progress)
     return replace(found, notices=(*chosen.notes, *found.notices))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import click
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchweld.report.style import WIDTH, to_text
 
@@ -25,3 +27,26 @@ def put(parts: Iterable[RenderableType], console: Console) -> None:
         return
     for part in parts:
         console.print(part)
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[str, float], None]]:
+    """What is given is called with what is being done and how far it is; shown on a terminal.
+
+    Redrawn when called only: a thread that redraws would be timed along.
+    """
+    console = Console(stderr=True)
+    shown = Progress(
+        TextColumn("{task.description:<40.40}"),
+        BarColumn(40),
+        TimeElapsedColumn(),
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with shown:
+        task = shown.add_task("", total=1.0)
+        yield lambda doing, done: shown.update(
+            task, description=doing, completed=done, refresh=True
+        )

@@ -1,9 +1,7 @@
-"""Files that a verb writes: checked before the work starts, replaced whole, never by accident."""
+"""Files that a verb writes: checked before the work starts, never replaced by accident."""
 
 from __future__ import annotations
 
-import gzip
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,15 +37,3 @@ def _check(option: str, path: Path, force: bool) -> None:
         raise TorchweldError(
             f"{option} {path}: {folder} cannot be written ({error.strerror}); choose another folder"
         ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Written aside and renamed, so that nobody sees half a file; compressed if it ends in .gz."""
-    data = text.encode()
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise TorchweldError(f"{path} cannot be written: {error}") from error

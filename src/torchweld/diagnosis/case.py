@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
-from torchweld.diagnosis.findings import PARTS, Claims, Slice
+from torchweld.diagnosis.findings import Claims, Slice
 from torchweld.diagnosis.flow import Flow, flow_of
 from torchweld.paths import grouped_paths
 from torchweld.profiler.calls import Work
 from torchweld.profiler.costs import works_of
 from torchweld.profiler.profile import Op, Profile
-from torchweld.profiler.splits import Account, OpAccount, Split
+from torchweld.profiler.splits import PARTS, Account, OpAccount, Split
 
 # The model itself, where a place is named.
 ROOT = "the model"
@@ -88,6 +88,11 @@ class Case:
         """The ops around this one, the nearest first."""
         while (i := self.parents[i]) >= 0:
             yield i
+
+    def caller(self, i: int) -> str:
+        """Name of the outermost op that asked for this one: what stands in the model's code."""
+        outer = [j for j in self.around(i) if self.about(j).kind not in ("autograd", "dynamo")]
+        return self.ops[outer[-1] if outer else i].name.removeprefix("aten::")
 
     @cached_property
     def working_inside(self) -> list[int]:

@@ -9,13 +9,10 @@ findings be added up without counting any of them twice (`Case.settled_us`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torchweld.profiler.splits import Split
-
-# The parts of a time, as the account names them.
-PARTS: tuple[str, ...] = tuple(f.name for f in fields(Split))
+from torchweld.figures import duration, share
 
 # Beyond this a bound says no more than "nearly all of the step", and it stays finite.
 MOST_BOUND = 1000.0
@@ -60,10 +57,10 @@ class Finding:
         """The bound in words."""
         if self.once_us:
             return f"{duration(self.once_us)} once, nothing in later steps: {self.waste}"
-        share = percent(1 - 1 / self.bound)
+        lost = share(1 - 1 / self.bound, 1)
         if self.bound >= MOST_BOUND:
             return f"more than {MOST_BOUND:.0f}x: nearly all of the step is {self.waste}"
-        return f"at most {self.bound:.2f}x: {share} of the step is {self.waste}"
+        return f"at most {self.bound:.2f}x: {lost} of the step is {self.waste}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,43 +109,3 @@ def union(claims: Iterable[Claims]) -> dict[Slice, float]:
             if us > found.get(slice_, 0.0):
                 found[slice_] = us
     return found
-
-
-# ---- figures in evidence ----
-
-
-def duration(us: float) -> str:
-    """12.3 µs, 1.20 ms, 3.45 s."""
-    for unit, scale in (("s", 1e6), ("ms", 1e3)):
-        if abs(us) >= 0.9995 * scale:
-            return f"{digits(us / scale)} {unit}"
-    return f"{digits(us)} µs"
-
-
-def digits(value: float) -> str:
-    """Three that count."""
-    magnitude = abs(value)
-    return f"{value:.{2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0}f}"
-
-
-def size(count: float) -> str:
-    """512 B, 4.20 kB, 19.0 MB."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= 0.9995 * factor:
-            return f"{digits(count / factor)} {unit}"
-    return f"{count:.0f} B"
-
-
-def percent(share: float) -> str:
-    """15 %, 2.4 %."""
-    value = 100 * share
-    return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %"
-
-
-def counted(count: int, noun: str) -> str:
-    """1 op, 12 ops, 3 copies, 4 launches."""
-    if count == 1:
-        return f"1 {noun}"
-    if noun.endswith("y"):
-        return f"{count:,} {noun[:-1]}ies"
-    return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"

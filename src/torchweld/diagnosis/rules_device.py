@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from torchweld.diagnosis.case import Case
-from torchweld.diagnosis.findings import Draft, Slice, counted, duration, percent
+from torchweld.diagnosis.findings import Draft, Slice
+from torchweld.figures import counted, duration, share
 from torchweld.profiler.device import covered
-from torchweld.profiler.profile import Device, Kernel
+from torchweld.profiler.profile import Kernel
 
 # Gaps of a microsecond or two between kernels are always there; a tenth of the time is not that.
 IDLE_SHARE = 0.10
@@ -52,7 +53,7 @@ def device_idle(case: Case) -> list[Draft]:
             else "Launch fewer, larger kernels: fuse blocks, compile the model, replay the step as "
             'a CUDA graph (torch.compile(mode="reduce-overhead")), or give it larger batches.',
             evidence=(
-                f"{percent(waited_us / case.step_us)} of {duration(case.step_us)} in "
+                f"{share(waited_us, case.step_us)} of {duration(case.step_us)} in "
                 f"{counted(len(gaps), 'gap')}: {causes}",
                 f"{counted(device.launches, 'launch')} take the host {duration(device.launch_us)}; "
                 f"what they launched takes {duration(device.launched_us)}",
@@ -74,14 +75,13 @@ def device_copies(case: Case) -> list[Draft]:
     device = case.profile.device
     if device is None:
         return []
-    copies = sorted(
-        (kernel for kernel in _counted(device) if _crosses(kernel)), key=lambda each: each.start_us
-    )
+    kernels = sorted(filter(device.covers, device.kernels), key=lambda kernel: kernel.start_us)
+    copies = [kernel for kernel in kernels if _crosses(kernel)]
     if not copies:
         return []
     others = covered(
         (kernel.start_us, kernel.start_us + kernel.duration_us)
-        for kernel in _counted(device)
+        for kernel in kernels
         if not _crosses(kernel)
     )
     claims: dict[Slice, float] = {}
@@ -96,7 +96,7 @@ def device_copies(case: Case) -> list[Draft]:
             claims[slice_] = claims.get(slice_, 0.0) + gap.duration_us
             before_us += gap.duration_us
     names = Counter(kernel.name for kernel in copies).most_common(3)
-    callers = Counter(_caller(case, kernel.op) for kernel in copies if kernel.op >= 0)
+    callers = Counter(case.caller(kernel.op) for kernel in copies if kernel.op >= 0)
     asked = ", ".join(f"{name} ({count:,})" for name, count in callers.most_common(3))
     return [
         Draft(
@@ -133,19 +133,6 @@ def _goes_between(name: str) -> bool:
     return any(way in name for way in _BETWEEN_DEVICES)
 
 
-def _counted(device: Device) -> list[Kernel]:
-    """Those that the device's figures cover."""
-    if device.until_us is None:
-        return list(device.kernels)
-    found = []
-    for kernel in device.kernels:
-        known = 0 <= kernel.launch < len(device.calls)
-        begun_us = device.calls[kernel.launch].start_us if known else kernel.start_us
-        if begun_us < device.until_us:
-            found.append(kernel)
-    return found
-
-
 def _exposed(copies: list[Kernel], others: list[tuple[float, float]]) -> list[float]:
     """µs of each copy in which no other kernel ran, and no earlier copy either; all by start."""
     found = []
@@ -163,8 +150,3 @@ def _exposed(copies: list[Kernel], others: list[tuple[float, float]]) -> list[fl
             at += 1
         found.append(end_us - start_us - hidden_us)
     return found
-
-
-def _caller(case: Case, i: int) -> str:
-    outer = [j for j in case.around(i) if case.about(j).kind != "autograd"]
-    return case.ops[outer[-1] if outer else i].name.removeprefix("aten::")

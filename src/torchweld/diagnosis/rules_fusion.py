@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.chains import Block, Run, blocks_of, input_of, linears_of, runs_of
-from torchweld.diagnosis.findings import Draft, counted, duration, size
+from torchweld.diagnosis.findings import Draft
 from torchweld.diagnosis.rules_products import FEW_ROWS
 from torchweld.diagnosis.shapes import Factors
 from torchweld.diagnosis.welding import Welds, price_of_byte, weld
+from torchweld.figures import counted, duration, size
 
 # Places named in the evidence of one finding; the rest is counted.
 PLACES_NAMED = 4

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import Counter
 
 from torchweld.diagnosis.case import Case
-from torchweld.diagnosis.findings import Draft, Slice, counted, digits, duration, percent, size
+from torchweld.diagnosis.findings import Draft, Slice
+from torchweld.figures import counted, duration, figure, share, size
+from torchweld.profiler.compiled import LOOKUP
 from torchweld.profiler.profile import Compilation, Tensor
 
 # More than half of a step is what bounds it.
@@ -21,8 +23,6 @@ STORM_SHARE = 0.05
 # first request notices.
 COLD_RATIO = 5.0
 COLD_US = 100_000.0
-# Torch's range around the search for compiled code whose guards hold.
-LOOKUP = "TorchDynamo Cache Lookup"
 PLACES_NAMED = 3
 
 
@@ -61,9 +61,9 @@ def overhead_bound(case: Case) -> list[Draft]:
             action="Do more in each op: fuse blocks (tw.FusedMLP), compile the whole model "
             "(torch.compile), batch inputs, and move loops from Python into tensors.",
             evidence=(
-                f"{percent(overhead_us / case.step_us)} of {duration(case.step_us)} is overhead"
+                f"{share(overhead_us, case.step_us)} of {duration(case.step_us)} is overhead"
                 + (
-                    f"; arithmetic and necessary traffic are {percent(useful_us / case.step_us)}"
+                    f"; arithmetic and necessary traffic are {share(useful_us, case.step_us)}"
                     if useful_us > 0
                     else ""
                 ),
@@ -117,7 +117,7 @@ def metadata_storm(case: Case) -> list[Draft]:
 def cold_start(case: Case) -> list[Draft]:
     """A first step that takes many times as long as later ones.
 
-    Reads the times of the first step and of the median one. It is paid once, so the bound on later
+    Reads the times of the first step and of the usual one. It is paid once, so the bound on later
     steps is 1; `once_us` is the difference.
     """
     timing = case.profile.timing
@@ -131,7 +131,7 @@ def cold_start(case: Case) -> list[Draft]:
     return [
         Draft(
             rule="cold-start",
-            title=f"The first step takes {digits(timing.first_us / timing.wall_us)} times as long",
+            title=f"The first step takes {figure(timing.first_us / timing.wall_us)} times as long",
             cause="torch.compile compiles when the model is first called."
             if compiles
             else "What is made on first use is made then: memory, packed weights, libraries, "
@@ -255,7 +255,7 @@ def layout_copies(case: Case) -> list[Draft]:
     if not copies:
         return []
     moved = sum(case.about(i).read_bytes + case.about(i).written_bytes for i in copies)
-    causes = Counter(_caller(case, i) for i in copies).most_common(4)
+    causes = Counter(map(case.caller, copies)).most_common(4)
     return [
         Draft(
             rule="layout-copy",
@@ -316,9 +316,3 @@ def _outermost_copy(case: Case, i: int) -> int:
             break
         found = outer
     return found
-
-
-def _caller(case: Case, i: int) -> str:
-    """The outermost op that asked for it, which is what stands in the model's code."""
-    outer = [j for j in case.around(i) if case.about(j).kind not in ("autograd", "dynamo")]
-    return case.ops[outer[-1] if outer else i].name.removeprefix("aten::")

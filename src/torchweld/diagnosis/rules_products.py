@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.chains import linears_of
-from torchweld.diagnosis.findings import Draft, Slice, counted, digits, duration
+from torchweld.diagnosis.findings import Draft, Slice
 from torchweld.diagnosis.shapes import Factors, factors_of
 from torchweld.diagnosis.welding import weld
+from torchweld.figures import counted, duration, figure
 from torchweld.profiler.costs import arithmetic_dtype
 
 # Up to here BLAS libraries were measured far from the roofline (8 rows of 768 → 3072: a sixth of
@@ -114,8 +115,8 @@ def slow_half(case: Case) -> list[Draft]:
             action="Run in float32, or keep 16-bit weights and use kernels that widen them in "
             "registers (tw.FusedMLP).",
             evidence=(
-                f"they reach {digits(1e-3 * flops / now_us)} GFLOP/s; the float32 peak of this "
-                f"machine is {digits(gflops)}",
+                f"they reach {figure(1e-3 * flops / now_us)} GFLOP/s; the float32 peak of this "
+                f"machine is {figure(gflops)}",
                 f"they take {duration(now_us)}; float32 products at their roofline, with twice the "
                 f"bytes, {duration(wide_us)}",
                 *_shapes(case, list(slow), slow),
@@ -150,7 +151,7 @@ def _shapes(case: Case, chosen: Sequence[int], factors: dict[int, Factors]) -> l
     for shape in ranked[:SHAPES_NAMED]:
         members = groups[shape]
         times = case.time_us(members) / sum(case.about(i).roofline_us for i in members)
-        found.append(f"{len(members)} × ({shape}): {digits(times)} times the roofline")
+        found.append(f"{len(members)} × ({shape}): {figure(times)} times the roofline")
     if len(ranked) > SHAPES_NAMED:
         found.append(f"and {counted(len(ranked) - SHAPES_NAMED, 'other shape')}")
     return found

@@ -48,7 +48,7 @@ _WORDS = {
 }
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818
     """This module is not a chain."""
 
     # Whether it multiplies at all; None where it was not traced.

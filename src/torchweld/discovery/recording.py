@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torchweld.discovery.reasons import called_from
 
 _ABSENT = object()
+# Of the calls of one module. A module that decodes with growing masks has a new one at every step.
+MOST_KINDS = 256
 
 
 # ---- what a call looked like ----
@@ -112,8 +114,19 @@ class Seen:
     where: str  # the line that first called it
     unreadable: str = ""  # why the arguments of its calls are not known
     counts: dict[Signature, int] = field(default_factory=dict)
-    # A line a call: the caller's path, and which tensor each argument was.
-    inputs: list[tuple[str, tuple[tuple[str, int], ...]]] = field(default_factory=list)
+    left_out: int = 0  # calls of kinds beyond the most that are kept
+    callers: set[str] = field(default_factory=set)  # paths of the modules that called it
+    # For each argument, which tensors it was, call by call, as one number.
+    tensors: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def filled(self) -> dict[Signature, int]:
+        """Without calls on empty tensors, as an expert has them that no token went to."""
+        return {
+            signature: count
+            for signature, count in self.counts.items()
+            if not any(isinstance(s, TensorSpec) and 0 in s.shape for _, s in signature.arguments)
+        }
 
 
 @dataclass(kw_only=True)
@@ -233,8 +246,13 @@ class _Watch:
                 training=training,
                 autocast=autocast,
             )
-            seen.counts[signature] = seen.counts.get(signature, 0) + self.count
-            seen.inputs.append((caller, tensors))
+            if signature in seen.counts or len(seen.counts) < MOST_KINDS:
+                seen.counts[signature] = seen.counts.get(signature, 0) + self.count
+            else:
+                seen.left_out += self.count
+            seen.callers.add(caller)
+            for name, number in tensors:
+                seen.tensors[name] = hash((seen.tensors.get(name), number))
 
         return note
 
@@ -309,7 +327,7 @@ def preserved(model: nn.Module, notices: list[str]) -> Iterator[None]:
     for name, buffer in model.named_buffers():
         if buffer.nbytes <= room and not buffer.is_meta:
             room -= buffer.nbytes
-            kept.append((buffer, _version(buffer), buffer.detach().clone()))
+            kept.append((buffer, buffer.detach().clone()))
         else:
             rest.append((name, buffer, _version(buffer)))
     versions = [_version(parameter) for parameter, _ in grads]
@@ -328,9 +346,10 @@ def preserved(model: nn.Module, notices: list[str]) -> Iterator[None]:
                 notice = "the workload changed parameters of the model: they stay changed"
                 notices += [notice] * (notice not in notices)
         with torch.no_grad():
-            for buffer, version, before_copy in kept:
-                if version is None or _version(buffer) != version:
-                    buffer.copy_(before_copy)
+            for buffer, contents in kept:
+                # Versions do not tell: a batch norm writes its statistics behind their back.
+                if not torch.equal(buffer, contents):
+                    buffer.copy_(contents)
         for name, buffer, version in rest:
             if _version(buffer) != version:
                 notices.append(f"running the model changed its buffer {name}: it stays changed")
@@ -355,13 +374,14 @@ def restore_attributes(module: nn.Module, before: dict[str, Any]) -> None:
         module.__dict__[name] = value
         if isinstance(value, list):
             value[:] = held
-        elif isinstance(value, (dict, set)):
-            if len(value) != len(held) or not _same_items(value, held):
-                value.clear()
-                value.update(held)
+        elif isinstance(value, (dict, set)) and not _same_items(value, held):
+            value.clear()
+            value.update(held)
 
 
 def _same_items(value: Any, held: Any) -> bool:
+    if len(value) != len(held):
+        return False
     if isinstance(value, dict):
         pairs = zip(value.items(), held.items(), strict=True)
         return all(a is c and b is d for (a, b), (c, d) in pairs)

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchweld.discovery.reasons import Refused, op_name, raised_at
 from torchweld.discovery.recording import (
@@ -53,25 +54,10 @@ class Traced:
         return any(name in _PRODUCTS for name in names)
 
 
-_PRODUCTS = frozenset(
-    [
-        "linear",
-        "matmul",
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "einsum",
-        "mv",
-        "addmv",
-        "bilinear",
-        "tensordot",
-        "_grouped_mm",
-        "chain_matmul",
-        "linalg_multi_dot",
-        "_weight_int8pack_mm",
-        "_weight_int4pack_mm",
-    ]
+_PRODUCTS = (
+    *("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "tensordot"),
+    *("bilinear", "_grouped_mm", "linalg_multi_dot", "_weight_int8pack_mm", "_weight_int4pack_mm"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer"),
 )
 
 
@@ -123,8 +109,8 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
     state = own_tensors(module)
     specs = {n: s for n, s in signature.arguments if isinstance(s, TensorSpec)}
     plain = {n: s for n, s in signature.arguments if not isinstance(s, TensorSpec)}
-    tensors = [*state.values(), *specs.values()]
-    on_meta = any(t.device.type == "meta" for t in tensors)
+    devices = [*(t.device for t in state.values()), *(s.device for s in specs.values())]
+    on_meta = any(device.type == "meta" for device in devices)
 
     def run(own: list[Tensor], given: list[Tensor]) -> Any:
         arguments = {**dict(zip(specs, given, strict=True)), **plain}
@@ -143,6 +129,7 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
             fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             own = [fake.from_tensor(tensor) for tensor in state.values()]
         given = [_empty(spec) for spec in specs.values()]
+        stack.enter_context(_Limit())  # type: ignore[no-untyped-call]
         make: Callable[..., fx.GraphModule] = make_fx(run, **_tracer_options())
         with _refusing():
             graph = make(own, given).graph
@@ -152,6 +139,23 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         arguments=tuple(specs.items()),
         grad=signature.grad,
     )
+
+
+# Far more than a chain of the largest size has. A loop over time steps has many more, each of which
+# would take a millisecond to trace.
+MOST_OPS = 1500
+
+
+class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives up on graphs that no chain can have."""
+
+    ops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        if self.ops > MOST_OPS:
+            raise Refused(f"runs more than {MOST_OPS} ops", op_name(func))
+        return func(*args, **(kwargs or {}))
 
 
 def _empty(spec: TensorSpec) -> Tensor:
@@ -175,6 +179,8 @@ def _refusing() -> Iterator[None]:
     """What goes wrong in a trace, as a refusal."""
     try:
         yield
+    except Refused:
+        raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise Refused(
             "its control flow or its shapes depend on values", op_name(error.func), raised_at(error)

@@ -43,7 +43,6 @@ class Product:
     bias: Parameter | None
     width: int
     dtype: torch.dtype
-    where: str
 
     @property
     def transposed(self) -> bool:
@@ -149,19 +148,23 @@ class Foreign:
         return Refused(f"{self.reason} {self.place}".rstrip(), self.op, self.where)
 
 
+def _range(count: int) -> Tensor:
+    return torch.arange(count, device="cpu")  # whatever the default device is
+
+
 def given(name: str, tensor: Tensor) -> Features:
     """The features of an argument that has at least one dimension."""
     shape = tuple(tensor.shape)
     width = shape[-1]
     count = tensor.numel() // width if width else 0
-    rows = torch.arange(count).view(*shape[:-1], 1).expand(shape)
-    columns = torch.arange(width).expand(shape)
+    rows = _range(count).view(*shape[:-1], 1).expand(shape)
+    columns = _range(width).expand(shape)
     return Features(Leaf(Given(name, width, tensor.dtype), columns), rows, tensor.dtype)
 
 
 def product_of(x: Features, product: Product) -> Features:
     shape = (*x.shape[:-1], product.width)
-    columns = torch.arange(product.width).expand(shape)
+    columns = _range(product.width).expand(shape)
     return Features(Leaf(product, columns), x.rows[..., :1].expand(shape), product.dtype)
 
 
@@ -214,6 +217,13 @@ def sources(value: Expression) -> list[Source]:
     return [node.source for node in nodes(value) if isinstance(node, (Leaf, Half))]
 
 
+def base_dtype(value: Expression) -> torch.dtype:
+    """Of the products it is made of, or else of the arguments."""
+    found = sources(value)
+    products = [source for source in found if isinstance(source, Product)]
+    return (products or found)[0].dtype
+
+
 def has_product(value: Expression) -> bool:
     return any(isinstance(source, Product) for source in sources(value))
 
@@ -230,16 +240,16 @@ class Normal:
     text: str
 
 
-def normal_form(features: Features) -> Normal:
-    """Refused if rows or columns are not where a chain has them."""
+def normal_form(features: Features, rows_in_order: bool = True) -> Normal:
+    """Refused if columns, or rows if they have to be in order, are not where a chain has them."""
     if not features.shape:
         raise Refused("a result without a last dimension")
-    rows = features.rows
-    if not _constant(rows, along=[-1]):
+    if not _constant(features.rows, along=[-1]):
         raise Refused("works along another dimension than the last")
-    found = rows[..., 0].reshape(-1)
-    if not torch.equal(found, torch.arange(len(found))):
-        raise Refused("reorders or leaves out rows")
+    if rows_in_order:
+        found = features.rows[..., 0].reshape(-1)
+        if not torch.equal(found, _range(len(found))):
+            raise Refused("reorders or leaves out rows")
     halves: dict[tuple[str, Part], Half] = {}
 
     def leaf(node: Leaf) -> Half:
@@ -255,7 +265,7 @@ def _part(leaf: Leaf) -> Part:
     if not _constant(columns, along=range(columns.dim() - 1)):
         raise Refused("works along another dimension than the last")
     one = columns[(0,) * (columns.dim() - 1)] if columns.numel() else columns.new_empty(0)
-    every = torch.arange(width)
+    every = _range(width)
     parts: dict[Part, Tensor] = {"all": every}
     if width % 2 == 0:
         half = width // 2

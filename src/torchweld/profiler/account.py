@@ -8,14 +8,14 @@ ran on a device; here their parts are added up by module and for the step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 
 from torchweld.profiler.device_pricing import price_on_device
 from torchweld.profiler.pricing import Priced, price_on_cpu
-from torchweld.profiler.profile import Module, Profile
+from torchweld.profiler.profile import Module, Profile, deepest_first
 from torchweld.profiler.rooflines import OpRow, roofline
-from torchweld.profiler.splits import Account, Bound, ModuleAccount, OpAccount, Split
+from torchweld.profiler.splits import PARTS, Account, Bound, ModuleAccount, OpAccount, Split
 
 __all__ = [
     "Account",
@@ -28,10 +28,9 @@ __all__ = [
     "roofline",
 ]
 
-_PARTS = tuple(f.name for f in fields(Split))
 # `dataclasses.astuple` copies deeply, which takes longer than all the rest.
-_parts = attrgetter(*_PARTS)
-_UNEXPLAINED = _PARTS.index("unexplained_us")
+_parts = attrgetter(*PARTS)
+_UNEXPLAINED = PARTS.index("unexplained_us")
 
 
 def account(profile: Profile) -> Account:
@@ -107,25 +106,17 @@ def _own_sums(profile: Profile, priced: Priced) -> list[_Sums]:
 
 def _add_children(modules: Sequence[Module], sums: Sequence[_Sums]) -> None:
     """Makes sums of what is inside a module out of sums of what is in no child."""
-    for i in sorted(range(len(modules)), key=lambda i: -_depth(modules, i)):
+    for i in deepest_first([module.parent for module in modules]):
         if modules[i].parent >= 0:
             sums[modules[i].parent].add(sums[i])
 
 
-def _depth(modules: Sequence[Module], i: int) -> int:
-    depth = 0
-    while modules[i].parent >= 0:
-        i = modules[i].parent
-        depth += 1
-    return depth
-
-
 def _sum_of(rows: Iterable[tuple[float, ...]]) -> list[float]:
-    return [sum(column) for column in zip(*rows, strict=True)] or [0.0] * len(_PARTS)
+    return [sum(column) for column in zip(*rows, strict=True)] or [0.0] * len(PARTS)
 
 
 def _split(parts: Sequence[float]) -> Split:
-    return Split(**dict(zip(_PARTS, parts, strict=True)))
+    return Split(**dict(zip(PARTS, parts, strict=True)))
 
 
 def _bound(total: _Sums) -> Bound:

@@ -34,7 +34,7 @@ from torchweld.profiler.events import (
     Recording,
 )
 from torchweld.profiler.kinds import kind_of
-from torchweld.profiler.profile import Module, Op, Phase
+from torchweld.profiler.profile import Module, Op, Phase, deepest_first
 
 ENGINE = "autograd::engine::evaluate_function: "
 OPTIMIZER = "optimizer"
@@ -295,6 +295,7 @@ class _Attributor:
                     call=self.call_of[i],
                     sequence=event.sequence,
                     thread=event.thread,
+                    where=event.where,
                 )
             )
         return ops, op_of
@@ -335,8 +336,7 @@ class _Attributor:
             backward[module] += times.gap_us[i]
         parents = [self._parent(place.path) for place in self.places]
         total_forward, total_backward = list(forward), list(backward)
-        # Deepest first, so that what is inside is complete before it is added to what is around.
-        for i in sorted(range(count), key=lambda i: -_depth(self.places[i].path)):
+        for i in deepest_first(parents):
             if parents[i] >= 0:
                 total_forward[parents[i]] += total_forward[i]
                 total_backward[parents[i]] += total_backward[i]
@@ -367,10 +367,6 @@ class _Attributor:
             if path in self.index:
                 return self.index[path]
         return self.index[""]
-
-
-def _depth(path: str) -> int:
-    return path.count(".") + 1 if path else 0
 
 
 def _is_node(event: Event) -> bool:

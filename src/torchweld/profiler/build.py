@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -139,7 +139,7 @@ def build(
         ),
         step_us=wall_us,
         modules=tuple(found.modules),
-        ops=tuple(found.ops if device is None else with_kernels(found.ops, device)),
+        ops=with_kernels(found.ops, device),
         timing=Timing(
             wall_us=wall_us,
             raw_us=raw_us,
@@ -204,9 +204,6 @@ def heaviest_modules(recordings: Sequence[Recording], allowed: set[str], count: 
     for path in sorted(usual, key=lambda path: -usual[path]):
         chosen.setdefault(path.count("."), path)
     return list(chosen.values())[:count]
-
-
-Progress = Callable[[str, float], None]
 
 
 def cuda_wait() -> None:

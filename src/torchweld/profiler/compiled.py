@@ -5,8 +5,7 @@ ready-made ops that the graph calls (`aten::addmm`). The kernels that Inductor w
 called without a trace. They are known all the same: the graph keeps the Python code that was
 generated for it, and that code is read here, never run.
 
-- `key_of(event name)` -> key; `kernels_of(key)`, `Regions().find(key)` -> what a run of it launches
-- `ops_inside("cpp_fused_add_gelu_1")` -> `("add", "gelu")`
+- `key_of(event name)` -> key; `Regions().find(key)` -> what a run of it launches
 - `watch_compilation()` -> frames compiled and recompiled, graph breaks
 
 All this rests on internals of torch. What another release has moved gives None and a notice. Where
@@ -22,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,13 +31,10 @@ from torchweld.profiler.profile import Compilation
 
 _CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##$")
 _REGION = "Torch-Compiled Region"
-_LOOKUP = "TorchDynamo Cache Lookup"
-# Work of the compiler itself: ops on tensors without data, trial runs of kernels.
-_COMPILING = "(dynamo_timed)"
-_NUMBER = re.compile(r"_\d+(?:d[\dd]*)?$")
+# The search for compiled code whose guards hold.
+LOOKUP = "TorchDynamo Cache Lookup"
 # How generated code calls what is not its own: torch.ops.mkldnn._linear_pointwise.default, ...
 _EXTERN = re.compile(r"(?:extern_kernels|aten|torch\.ops\.(\w+))\.(\w+)")
-_KERNEL = re.compile(r"(?:graph_\d+_)?(?:cpp_|triton_[a-z]{3}_)(?:fused_)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,27 +51,7 @@ def key_of(name: str) -> str | None:
     return found[1] if found else None
 
 
-def is_compiler_work(name: str) -> bool:
-    """Whether what runs inside an event of this name is compilation, not the model."""
-    return name.endswith(_COMPILING)
-
-
-def is_kernel(name: str) -> bool:
-    """Whether this is the name of a kernel that Inductor wrote."""
-    return _KERNEL.match(name) is not None
-
-
 # ---- what a graph launches ----
-
-
-def kernels_of(key: str, notices: list[str] | None = None) -> tuple[str, ...] | None:
-    """The kernels of Inductor's that one run of the graph calls, in order; None if unknown."""
-    regions = Regions()
-    region = regions.find(key)
-    if notices is not None:
-        notices += regions.notices
-    return None if region is None else region.kernels
-
 
 # A key is a hash of the graph and of all settings, so what was read once stays true.
 _known: dict[str, Region] = {}
@@ -235,52 +211,6 @@ def _partition(node: ast.Call) -> str | None:
     return None
 
 
-# ---- what a kernel's name tells ----
-
-
-def ops_inside(kernel_name: str) -> tuple[str, ...]:
-    """The ops that a kernel of Inductor's computes, as its name lists them; () if it lists none.
-
-    The name joins the ops' sorted names by underscores, which names have too: `fused__softmax_add`.
-    So it is cut where that gives the fewest known names in order. A name holds ten ops at most.
-    """
-    _, found, listed = _NUMBER.sub("", kernel_name).partition("_fused_")
-    return _cut(listed) if found and listed else ()
-
-
-@cache
-def _cut(listed: str) -> tuple[str, ...]:
-    words = listed.split("_")
-    known = _op_names()
-    # By position in `words`: the cheapest way to get there, one for each last name, since the next
-    # has to sort after it. A word that is no op costs more than any number of ops.
-    ways: list[dict[str, tuple[int, tuple[str, ...]]]] = [{} for _ in range(len(words) + 1)]
-    ways[0][""] = (0, ())
-    for start in range(len(words)):
-        for last, (cost, names) in ways[start].items():
-            for end in range(start + 1, len(words) + 1):
-                name = "_".join(words[start:end])
-                if name in known and name > last:
-                    price, now_last = 1, name
-                elif end == start + 1:
-                    price, now_last = len(words) + 1, last
-                else:
-                    continue
-                way = (cost + price, (*names, name) if name else names)
-                if now_last not in ways[end] or way < ways[end][now_last]:
-                    ways[end][now_last] = way
-    return min(ways[-1].values())[1]
-
-
-@cache
-def _op_names() -> frozenset[str]:
-    every = torch._C._dispatch_get_all_op_names()
-    found = (name.partition("::") for name in every)
-    return frozenset(
-        name.partition(".")[0] for space, _, name in found if space in ("aten", "prims")
-    )
-
-
 # ---- what the compiler did ----
 
 
@@ -297,7 +227,7 @@ class Watch:
     def result(self, recording: Recording) -> Compilation | None:
         """With what a recording of one step shows; None if nothing compiled was met at all."""
         regions = [e for e in recording.events if e.name.startswith(_REGION)]
-        lookups = [e.duration_us for e in recording.events if e.name.startswith(_LOOKUP)]
+        lookups = [e.duration_us for e in recording.events if e.name.startswith(LOOKUP)]
         if not (regions or lookups or self.compiled or self.graph_breaks):
             return None
         return Compilation(

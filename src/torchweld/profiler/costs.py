@@ -1,31 +1,21 @@
 """What an op has to do: floating-point operations, bytes read, bytes written.
 
-In: an `Op` and its kind. Out: `Work`, every read and write with the memory it goes to, or `Cost`,
-the same added up. Both follow from the shapes alone, and are what the op cannot do without: each
-input read once, each result written once. A multiply-add counts two; integer arithmetic is not
-counted. The models are in `products.py`, `elementwise.py` and `moves.py`.
+In: an `Op` and its kind. Out: `Work`, every read and write with the memory it goes to. It follows
+from the shapes alone, and is what the op cannot do without: each input read once, each result
+written once. A multiply-add counts two; integer arithmetic is not counted. The models are in
+`products.py`, `elementwise.py` and `moves.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torchweld.profiler import elementwise, moves, products
 from torchweld.profiler.calls import Call, Work, is_float, names
-from torchweld.profiler.kinds import IDLE_KINDS, Kind, kind_of, working
+from torchweld.profiler.kinds import IDLE_KINDS, Kind, kind_of
+from torchweld.profiler.nesting import working
 from torchweld.profiler.products import Model
 from torchweld.profiler.profile import Op
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """Of one call of one op, without what runs inside it."""
-
-    flops: int
-    read_bytes: int
-    written_bytes: int
-
 
 _NOTHING = Work(flops=0, reads=(), writes=())
 _NOT_RECORDED = Work(flops=None, reads=(), writes=())
@@ -99,16 +89,8 @@ _BY_KIND: dict[Kind, Model] = {
 }
 
 
-def cost_of(op: Op, kind: Kind, inside: Sequence[tuple[int, int]] = ()) -> Cost | None:
-    """What the op has to do; None where no model knows it. `inside`: see `made_inside`."""
-    work = work_of(op, kind, inside)
-    if work.flops is None:
-        return None
-    return Cost(flops=work.flops, read_bytes=work.read_bytes, written_bytes=work.written_bytes)
-
-
 def work_of(op: Op, kind: Kind, inside: Sequence[tuple[int, int]] = ()) -> Work:
-    """The same, memory by memory; `flops` is None where no model knows the op."""
+    """What the op has to do; `flops` is None where no model knows it. `inside`: `made_inside`."""
     if kind in IDLE_KINDS:
         return _NOTHING
     call = Call(op, inside)

@@ -16,9 +16,9 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
-from torchweld.profiler.device_kernels import NOT_COMPUTING, category_of, ops_inside
 from torchweld.profiler.device_peaks import peaks_of
 from torchweld.profiler.events import KERNEL, ON_DEVICE, RUNTIME, STEP, Event, Recording
+from torchweld.profiler.kernel_names import NOT_COMPUTING, category_of, ops_inside
 from torchweld.profiler.profile import Device, Gap, Kernel, Op, RuntimeCall, Tensor
 
 Span = tuple[float, float]

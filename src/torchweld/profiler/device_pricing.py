@@ -40,7 +40,7 @@ def price_on_device(profile: Profile, device: Device) -> Priced:
             f"the peaks of {device.name or 'the device'} are not known, so the time of its kernels "
             "is unexplained"
         )
-    kernels = [kernel for kernel in device.kernels if _counts(kernel, device)]
+    kernels = list(filter(device.covers, device.kernels))
     running_us = sum(kernel.duration_us for kernel in kernels)
     busy_us = device.span_us - device.idle_us
     scale = busy_us / running_us if running_us else 0.0
@@ -69,15 +69,6 @@ def price_on_device(profile: Profile, device: Device) -> Priced:
         modules=modules,
         notices=notices,
     )
-
-
-def _counts(kernel: Kernel, device: Device) -> bool:
-    """Whether the device's figures cover it: launched before `until_us`."""
-    if device.until_us is None:
-        return True
-    by_call = 0 <= kernel.launch < len(device.calls)
-    begun_us = device.calls[kernel.launch].start_us if by_call else kernel.start_us
-    return begun_us < device.until_us
 
 
 def _leaves_device(kernel: Kernel) -> bool:

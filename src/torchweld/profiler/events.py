@@ -7,7 +7,7 @@ cost included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchweld.profiler.profile import Tensor
 
@@ -22,9 +22,13 @@ KERNEL = "kernel"  # on a device
 MEMCPY = "memcpy"  # on a device
 MEMSET = "memset"  # on a device
 SYNC = "sync"  # a device's record of a wait; no work of its own
-OTHER = "other"
 
 ON_DEVICE = frozenset({KERNEL, MEMCPY, MEMSET})
+
+# Ranges of ours. The first precedes the path of a module in the name of its call, and the root's
+# path is empty; torch calls modules so too. The second is one step of a live recording.
+MARK = "nn.Module: "
+STEP_MARK = "torchweld step"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class Event:
     stream: int = -1
     inputs: tuple[Tensor | None, ...] = ()
     launch: int = -1  # on a device: index of the runtime call that put it there
-    detail: dict[str, object] | None = None  # the fields of a kernel that later stages read
+    where: str = ""  # "model.py(12): forward": the user's line that called it, with stacks
 
     @property
     def duration_us(self) -> float:
@@ -69,11 +73,9 @@ class Recording:
     """Events sorted by (thread, start, longest first), with what is known about them all."""
 
     events: list[Event]
-    source: str
     allocations: list[Allocation] = field(default_factory=list)  # in order of time
     device_names: dict[int, str] = field(default_factory=dict)
     rank: int | None = None
-    world_size: int | None = None
     notices: list[str] = field(default_factory=list)
 
 
@@ -99,3 +101,38 @@ def nest(events: list[Event]) -> None:
         # harmless: it is charged one level up.
         event.parent = stack[-1] if stack else -1
         stack.append(index)
+
+
+def within(recording: Recording, start_us: float, end_us: float) -> Recording:
+    """What began in this time on the host, and what that put on a device; no Python functions."""
+    events = recording.events
+    inside = [start_us <= event.start_us < end_us for event in events]
+    kept = {-1: -1}  # index before -> index now, of what was left out that of what is around it
+    chosen: list[Event] = []
+    for i, event in enumerate(events):
+        by_host = event.kind in ON_DEVICE and event.launch >= 0
+        if inside[event.launch if by_host else i] and event.kind != PYTHON:
+            kept[i] = len(chosen)
+            chosen.append(event)
+        else:
+            kept[i] = kept[event.parent]
+    return replace(
+        recording,
+        events=[
+            replace(event, parent=kept[event.parent], launch=kept[event.launch]) for event in chosen
+        ],
+        allocations=[
+            replace(allocation, event=kept[allocation.event])
+            for allocation in recording.allocations
+            if start_us <= allocation.time_us < end_us
+        ],
+    )
+
+
+# Frames of these say nothing about who asked for an op.
+_NOT_THE_USERS = ("torch/", "torchweld/", "<", "nn.Module: ")
+
+
+def users_frame(name: str) -> str:
+    """The name of a Python function as the profiler gives it, if it is the user's, else ""."""
+    return "" if name.startswith(_NOT_THE_USERS) else name

@@ -17,18 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-# Precedes the path in the name of a module's range; the root's path is empty.
-MARK = "nn.Module: "
+from torchweld.profiler.collect import range_named
+from torchweld.profiler.events import MARK
 
 _ABSENT = object()
 
 Roots = Sequence[tuple[str, nn.Module]]
-
-
-# The cheap way to open a range; a release without it has the documented one, at ten times the cost.
-range_named: Callable[[str], Any] = getattr(
-    torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function
-)
 
 
 def is_compiled(module: nn.Module) -> bool:

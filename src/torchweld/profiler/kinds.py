@@ -10,7 +10,6 @@ family, else it is "unknown".
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -46,10 +45,6 @@ IDLE_KINDS: frozenset[Kind] = frozenset(
 )
 # What counts as a launch on a CPU. An op that nothing is known about does something.
 WORK_KINDS: frozenset[Kind] = frozenset(KINDS) - IDLE_KINDS
-
-# Where most of a model's arithmetic is.
-_HEAVY: frozenset[Kind] = frozenset(("product", "attention", "convolution", "fused"))
-_PREPARING: frozenset[Kind] = frozenset(("copy", "fill"))
 
 
 def _patterns(*rows: tuple[str, Kind]) -> tuple[tuple[re.Pattern[str], Kind], ...]:
@@ -158,8 +153,6 @@ _NAMESPACES = _patterns(
     (r"(flash_attn|xformers).*::.*(attn|attention|fmha|flash|_fwd|_bwd)", "attention"),
     (r"(torchaudio|torchvision)::.*nms", "gather"),
 )
-# Losses.
-_COMPARES = re.compile(r"_loss|cross_entropy")
 
 
 @lru_cache(maxsize=16_384)
@@ -213,56 +206,6 @@ def hides_kernels(name: str) -> bool:
     return name.startswith("## Call CompiledFxGraph")
 
 
-def working(names: Sequence[str], parents: Sequence[int]) -> list[bool]:
-    """Which ops do work themselves: one launch each on a CPU.
-
-    `parents[i]` is the index of the op around op i, or -1. An op of a working kind that hands its
-    work to an op inside it (aten::clone to aten::copy_, aten::mean to aten::sum) does none; one
-    that only has its operands prepared (aten::addmm copies the bias into its result) does.
-    """
-    kinds = [kind_of(name) for name in names]
-    works = [kind in WORK_KINDS for kind in kinds]
-    found = list(works)
-    for i, kind in enumerate(kinds):
-        if not works[i]:
-            continue
-        around = parents[i]
-        while around >= 0 and not works[around]:
-            around = parents[around]
-        if around >= 0 and _hands_over(names[around], kinds[around], names[i], kind):
-            found[around] = False
-    return found
-
-
-def _hands_over(name: str, kind: Kind, inner_name: str, inner: Kind) -> bool:
-    """Whether `inner`, which runs inside, does what `name` is there for."""
-    if hides_kernels(name):
-        return inner == "fused"
-    if _COMPARES.search(name) or inner_name == "aten::nonzero":
-        return False  # element by element itself, then a sum; looks for indices first
-    if kind in _HEAVY:
-        return inner in _HEAVY
-    if kind in ("optimizer", "unknown"):
-        return inner not in _PREPARING
-    return inner == kind or (kind == "normalisation" and inner == "reduction")
-
-
-def launching(names: Sequence[str], parents: Sequence[int]) -> list[bool]:
-    """Which ops count as a launch: those of a working kind that no other of them is around.
-
-    As in `expect`: what runs inside an op that does work belongs to it (aten::addmm and the copy of
-    its bias are one launch). A fused op that is made of products after all counts as those. Of a
-    compiled graph the ops count that show inside it.
-    """
-    works = working(names, parents)
-    found: list[bool] = []
-    inside: list[bool] = []  # something around it counts, or it counts itself
-    for i, name in enumerate(names):
-        kind = kind_of(name)
-        around = parents[i] >= 0 and inside[parents[i]]
-        opened = kind in ("fused", "attention", "unknown") and not works[i]
-        opened |= hides_kernels(name)
-        counts = not around and kind in WORK_KINDS and not opened
-        found.append(counts)
-        inside.append(around or counts)
-    return found
+def is_compiler_work(name: str) -> bool:
+    """Whether what runs inside this is compilation: ops on tensors without data, trial runs."""
+    return name.endswith("(dynamo_timed)")

@@ -1,15 +1,8 @@
 """What a piece of code launches: the ops that do work, each counted once, under a few plain names.
 
-In: the ops of a recording or a profile, as a tree. Out: one `Launch` for each leaf. The leaf rule:
-
-- What runs inside an op that does work belongs to it: `aten::addmm` copies its bias inside, and is
-  one `linear` and no copy; `aten::clone` copies by `aten::copy_`, and is one copy.
-- An op that only passes on (`aten::linear`, `aten::contiguous`, backward nodes, ranges) counts
-  nothing itself; what it calls does. So does a view or an allocation that turns out to do work.
-- A fused op, an attention op or a product that runs products inside was not one kernel after all:
-  those count, and it does not. So it is with an op of unknown kind that runs known ones.
-- A compiled graph launches the ops seen inside it, and the kernels that its code calls.
-- Work of the compiler itself is no part of the model.
+In: the ops of a recording or a profile, as a tree. Out: one `Launch` for each leaf. Which ops are
+leaves is the rule of `nesting.py`; the kernels that a compiled graph calls out of the profiler's
+sight are added from its code.
 """
 
 from __future__ import annotations
@@ -20,9 +13,11 @@ from itertools import takewhile
 
 from torchweld.errors import NotMeasuredError
 from torchweld.profiler.attribution import ENGINE, attribute
-from torchweld.profiler.compiled import Regions, is_compiler_work, is_kernel, key_of
+from torchweld.profiler.compiled import Regions, key_of
 from torchweld.profiler.events import OP, Recording
-from torchweld.profiler.kinds import kind_of
+from torchweld.profiler.kernel_names import is_generated
+from torchweld.profiler.kinds import is_compiler_work, kind_of
+from torchweld.profiler.nesting import leaves
 from torchweld.profiler.profile import Phase, Profile, Tensor
 
 # Name -> what it counts, the order in which they are shown. `ops` is the sum of all but the last
@@ -62,8 +57,6 @@ _OF_KIND = {
     "metadata": "metadata",
 }
 _BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_"})
-_PASSES_ON = frozenset({"composite", "autograd", "dynamo"})
-_PRODUCTS = frozenset({"product", "convolution", "attention"})
 _FORWARD = frozenset({"forward", "other"})
 
 
@@ -146,64 +139,41 @@ def nodes_of_profile(profile: Profile) -> list[Node]:
 
 def launches_of(nodes: Sequence[Node]) -> list[Launch]:
     """The leaves, in order. Raises NotMeasuredError where a compiled graph hides what it runs."""
-    kinds = [_kind(node) for node in nodes]
-    holds_work, holds_products = _holdings(nodes, kinds)
+    is_leaf = leaves(
+        [node.name for node in nodes],
+        [node.parent for node in nodes],
+        [node.is_op for node in nodes],
+    )
     seeds = _seeds(nodes)
     regions = Regions()
-    closed = [False] * len(nodes)  # what is inside belongs to something around it
     found: list[Launch] = []
     for i, node in enumerate(nodes):
-        if node.parent >= 0 and closed[node.parent]:
-            closed[i] = True
-            continue
-        if is_compiler_work(node.name):
-            closed[i] = True
-            continue
-        if (key := key_of(node.name)) is not None:
-            found.extend(_hidden(key, i, nodes, regions))
-            continue
-        kind = kinds[i]
-        if kind is None or kind in _PASSES_ON:
-            continue
-        if kind in ("metadata", "allocation", "unknown") and holds_work[i]:
-            continue
-        if kind in ("fused", "attention", "product") and holds_products[i]:
-            continue
-        closed[i] = True
-        found.append(
-            Launch(
-                name=node.name,
-                counter="bmm" if node.name in _BATCHED else _OF_KIND.get(kind, "other"),
-                module=node.module,
-                phase="backward" if i in seeds else node.phase,
-                inputs=node.inputs,
-                node=i,
+        if is_leaf[i]:
+            found.append(
+                Launch(
+                    name=node.name,
+                    counter=_counter(node.name),
+                    module=node.module,
+                    phase="backward" if i in seeds else node.phase,
+                    inputs=node.inputs,
+                    node=i,
+                )
             )
-        )
+        elif (key := key_of(node.name)) is not None and not _is_covered(i, nodes, is_leaf):
+            found.extend(_hidden(key, i, nodes, regions))
     return found
 
 
-def _kind(node: Node) -> str | None:
-    """Of an op; None for a range, which a name without a library is too ("AddmmBackward0")."""
-    if not node.is_op:
-        return None
-    if is_kernel(node.name):
-        return "fused"
-    kind = kind_of(node.name)
-    return None if kind == "unknown" and "::" not in node.name else kind
+def _counter(name: str) -> str:
+    return "bmm" if name in _BATCHED else _OF_KIND.get(kind_of(name), "other")
 
 
-def _holdings(nodes: Sequence[Node], kinds: Sequence[str | None]) -> tuple[list[bool], list[bool]]:
-    """For each node: whether any work, and whether any product, runs inside it."""
-    work, products = [False] * len(nodes), [False] * len(nodes)
-    idle = {None, "metadata", "allocation", *_PASSES_ON}
-    for i in range(len(nodes) - 1, -1, -1):
-        parent = nodes[i].parent
-        if parent < 0 or is_compiler_work(nodes[i].name):
-            continue
-        work[parent] |= work[i] or kinds[i] not in idle
-        products[parent] |= products[i] or kinds[i] in _PRODUCTS
-    return work, products
+def _is_covered(i: int, nodes: Sequence[Node], is_leaf: Sequence[bool]) -> bool:
+    """Whether what runs here is part of something that counts, or of the compiler's work."""
+    while (i := nodes[i].parent) >= 0:
+        if is_leaf[i] or is_compiler_work(nodes[i].name):
+            return True
+    return False
 
 
 def _seeds(nodes: Sequence[Node]) -> set[int]:
@@ -239,7 +209,7 @@ def _hidden(key: str, index: int, nodes: Sequence[Node], regions: Regions) -> li
             f"the compiled graph {key} calls {', '.join(region.externs)}, but the profiler saw "
             f"nothing of it, as when a CUDA graph replays it; {remedy}"
         )
-    visible = [nodes[i].name for i in inside if is_kernel(nodes[i].name)]
+    visible = [nodes[i].name for i in inside if is_generated(nodes[i].name)]
     around = nodes[index]
     return [
         Launch(name=kernel, counter="fused", module=around.module, phase=around.phase, node=index)

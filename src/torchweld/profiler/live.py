@@ -23,13 +23,7 @@ from torch import nn
 
 from torchweld.errors import TorchweldError
 from torchweld.profiler.attribution import usual
-from torchweld.profiler.build import (
-    Progress,
-    Samples,
-    build,
-    cuda_wait,
-    heaviest_modules,
-)
+from torchweld.profiler.build import Samples, build, cuda_wait, heaviest_modules
 from torchweld.profiler.collect import record
 from torchweld.profiler.compiled import watch_compilation
 from torchweld.profiler.events import Recording
@@ -37,6 +31,8 @@ from torchweld.profiler.instrument import Forward, Roots, instrumented, places, 
 from torchweld.profiler.overhead import Round, measure_loop, step_us, undisturbed
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.steps import Loss, Step, model_step, workload_step
+
+Progress = Callable[[str, float], None]
 
 # Short steps are repeated until a set of them takes about this long, up to MOST_STEPS.
 SET_SECONDS = 0.4
@@ -64,8 +60,9 @@ def profile(
     A model runs in eval mode without gradients; with `training=True` forward, loss (given, or the
     sum of the floating outputs), backward, and the optimizer if given. It is left as it was:
     modes, gradients, buffers, and parameters if an optimizer stepped. A workload is called as it
-    is, some dozens of times. `steps` is the least number of profiled steps in a set; `progress` is
-    called with what is being done and how far it is (0 to 1).
+    is, some dozens of times. `steps` is the least number of profiled steps in a set; `stacks` notes
+    for every op which of the user's functions called it (`Op.where`); `progress` is called with
+    what is being done and how far it is (0 to 1).
     """
     if steps < 2:
         raise TorchweldError(f"steps is {steps}; at least 2 are needed to see how they vary")

@@ -27,8 +27,10 @@ from torchweld.profiler.instrument import instrumented
 TINY_OPS = 300
 ROUNDS = 7
 # In a real model an event costs one to four times what it costs in a loop of tiny ops, whose caches
-# and predictors are warm; this is how far the loop is trusted, in units of what it found.
+# and predictors are warm; this is how far the loop is trusted, in units of what it found. What is
+# beyond twice the most that was seen is time that something else took from the steps.
 LOOP_UNCERTAINTY = 2.0
+MOST_FACTOR = 8.0
 # A step that took longer than this many times the better ones was disturbed.
 DISTURBED = 1.25
 
@@ -151,4 +153,4 @@ def _weigh(loop_us: float, events: int, added_us: Sequence[float]) -> float:
     # Inverse variances; the loop's own factor is 1.
     loop_weight, step_weight = 1 / LOOP_UNCERTAINTY**2, 1 / error**2
     factor = (loop_weight + step_weight * middle / expected_us) / (loop_weight + step_weight)
-    return max(0.0, factor) * loop_us
+    return min(max(0.0, factor), MOST_FACTOR) * loop_us

@@ -19,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torchweld.figures import counted
 from torchweld.profiler.calls import Work
 from torchweld.profiler.costs import arithmetic_dtype, works_of
-from torchweld.profiler.kinds import Kind, hides_kernels, kind_of, launching
+from torchweld.profiler.kinds import Kind, hides_kernels, kind_of
+from torchweld.profiler.nesting import launching
 from torchweld.profiler.profile import Op, Profile
 from torchweld.profiler.splits import Bound, OpAccount, Split
 from torchweld.profiler.traffic import NONE, Rates, Traffic, traffic_of
@@ -48,8 +50,8 @@ def price_on_cpu(profile: Profile) -> Priced:
     )
     if hidden:
         pricing.notices.append(
-            f"{hidden} call(s) of compiled graphs do not show their kernels, whose time is "
-            "unexplained and whose launches are not counted; with "
+            f"the kernels inside {counted(hidden, 'call')} of compiled graphs do not show, so "
+            "their time is unexplained and their launches are not counted; with "
             "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1 torch.compile shows those for the CPU"
         )
     launches = launching([op.name for op in profile.ops], [op.parent for op in profile.ops])

@@ -10,22 +10,22 @@ the file.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from torchweld.errors import TorchweldError
+from torchweld.files import read_whole, write_whole
 from torchweld.hardware import Peaks
 from torchweld.records import RecordError, from_plain, to_plain
 
 FORMAT = 1
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
-PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 
 ITEM_BYTES = {
     **dict.fromkeys(("float64", "int64", "complex64"), 8),
@@ -97,6 +97,7 @@ class Op:
     sequence: int = -1
     thread: int = 0
     kernels: tuple[int, ...] = ()  # indices into Device.kernels that this very op launched
+    where: str = ""  # "model.py(12): forward", where stacks were recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +186,13 @@ class Device:
     peak_gbps: float | None = None
     steps: int = 0  # that the figures cover; 0 where the recording has no steps
     until_us: float | None = None  # what was launched later is in the lists, not in the figures
+
+    def covers(self, kernel: Kernel) -> bool:
+        """Whether the figures count this kernel: it was launched before `until_us`."""
+        if self.until_us is None:
+            return True
+        by_call = 0 <= kernel.launch < len(self.calls)
+        return (self.calls[kernel.launch] if by_call else kernel).start_us < self.until_us
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,31 +296,16 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
-        text = json.dumps(
-            {"torchweld_profile": FORMAT, **to_plain(self)}, allow_nan=False, separators=(",", ":")
-        )
-        target = Path(path)
-        fresh = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            if target.suffix == ".gz":
-                fresh.write_bytes(gzip.compress(text.encode(), compresslevel=6))
-            else:
-                fresh.write_text(text)
-            fresh.replace(target)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise TorchweldError(f"the profile cannot be saved as {target}: {error}") from error
+        data = {"torchweld_profile": FORMAT, **to_plain(self)}
+        write_whole(path, json.dumps(data, allow_nan=False, separators=(",", ":")))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
         """The opposite of `save`. A chrome trace is not a profile: `tw.read_trace` reads those."""
         source = Path(path)
         try:
-            raw = source.read_bytes()
-            if raw[:2] == b"\x1f\x8b":
-                raw = gzip.decompress(raw)
-            data = json.loads(raw)
-        except (OSError, EOFError, ValueError) as error:
+            data = json.loads(read_whole(source))
+        except (OSError, EOFError, ValueError, RecursionError) as error:
             raise TorchweldError(f"{source} cannot be read as a profile: {error}") from error
         if not isinstance(data, dict) or "torchweld_profile" not in data:
             hint = "; tw.read_trace reads traces" if _looks_like_trace(data) else ""
@@ -327,6 +320,18 @@ class Profile:
             return from_plain(Profile, data, "profile")
         except RecordError as error:
             raise TorchweldError(f"{source} is damaged: {error}") from error
+
+
+def deepest_first(parents: Sequence[int]) -> list[int]:
+    """Indices of modules, each before the one that it stands in; `parents[i]` is that of i."""
+
+    def depth(i: int) -> int:
+        count = 0
+        while (i := parents[i]) >= 0:
+            count += 1
+        return count
+
+    return sorted(range(len(parents)), key=depth, reverse=True)
 
 
 def _looks_like_trace(data: object) -> bool:

@@ -6,13 +6,11 @@ In: a `Profile` and its `Account`. Out: one `OpRow` for each name and phase, the
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from torchweld.profiler.kinds import Kind
 from torchweld.profiler.profile import Phase, Profile
-from torchweld.profiler.splits import Account, Bound, Split
-
-_PARTS = tuple(f.name for f in fields(Split))
+from torchweld.profiler.splits import Account, Bound, Split, added
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +45,7 @@ def roofline(profile: Profile, account: Account) -> tuple[OpRow, ...]:
 
 def _row(profile: Profile, account: Account, members: list[int], whole_us: float) -> OpRow:
     found = [account.ops[i] for i in members]
-    split = Split(**{name: sum(getattr(op.split, name) for op in found) for name in _PARTS})
+    split = added(op.split for op in found)
     flops = sum(op.flops for op in found)
     moved = sum(op.read_bytes + op.written_bytes for op in found)
     roofline_us = sum(op.roofline_us for op in found)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from torchweld.profiler.kinds import Kind
@@ -38,6 +39,15 @@ class Split:
     def explained_us(self) -> float:
         """Without what is unexplained, be it too much or too little."""
         return self.total_us - abs(self.unexplained_us)
+
+
+PARTS: tuple[str, ...] = tuple(f.name for f in fields(Split))
+
+
+def added(splits: Iterable[Split]) -> Split:
+    """Part by part."""
+    many = list(splits)
+    return Split(**{part: sum(getattr(split, part) for split in many) for part in PARTS})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,9 @@ In: a model with inputs, or a workload. Out: a `Step` that can be run again and 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweld.errors import TorchweldError
-from torchweld.inputs import as_workloads
+from torchweld.inputs import as_workloads, tensors_in
 from torchweld.profiler.instrument import Roots
 
 Loss = Callable[[Any], Tensor]
@@ -88,39 +87,23 @@ def workload_step(workload: Callable[[], object]) -> Step:
         what=getattr(workload, "__qualname__", None) or type(workload).__name__,
         inputs="",
         training=False,
-        keep=lambda: _nothing(),
+        keep=nullcontext,
     )
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def default_loss(output: Any) -> Tensor:
     """The sum of all floating tensors of an output that have a gradient to give."""
-    terms = [tensor.sum() for tensor in _tensors(output) if tensor.requires_grad]
+    terms = [
+        tensor.sum()
+        for tensor in tensors_in(output)
+        if tensor.is_floating_point() and tensor.requires_grad
+    ]
     if not terms:
         raise TorchweldError(
             "no floating output of the model requires a gradient, so there is nothing to train on; "
             "give loss=, a function from the model's output to a scalar tensor"
         )
     return functools.reduce(torch.add, terms)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name))
 
 
 @contextmanager

@@ -14,12 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from torchweld.profiler.attribution import Place, attribute
-from torchweld.profiler.device import (
-    covered,
-    device_account,
-    step_count,
-    with_kernels,
-)
+from torchweld.profiler.device import covered, device_account, step_count, with_kernels
 from torchweld.profiler.events import STEP, Recording
 from torchweld.profiler.memory import memory_account
 from torchweld.profiler.profile import About, Profile

@@ -13,11 +13,11 @@ from typing import Any
 
 from torchweld.errors import TorchweldError
 from torchweld.profiler.attribution import Place
-from torchweld.profiler.collect import STEP_MARK
 from torchweld.profiler.device import link
 from torchweld.profiler.events import (
     ANNOTATION,
     KERNEL,
+    MARK,
     MEMCPY,
     MEMSET,
     MODULE,
@@ -25,18 +25,19 @@ from torchweld.profiler.events import (
     PYTHON,
     RUNTIME,
     STEP,
+    STEP_MARK,
     SYNC,
     Event,
     Recording,
     nest,
 )
-from torchweld.profiler.instrument import MARK
 from torchweld.profiler.trace_joins import (
     Instant,
     allocations_of,
     join_forward_threads,
     modules_of_hierarchies,
     modules_of_stacks,
+    name_frames,
 )
 from torchweld.profiler.trace_stream import TraceStream
 from torchweld.profiler.trace_tensors import InputReader
@@ -110,16 +111,15 @@ class TraceReader:
         nest(events)
         if self.named:
             self.places += modules_of_stacks(events)
+        name_frames(events)
         join_forward_threads(events)
         group = self.stream.header.get("distributedInfo")
         group = group if isinstance(group, dict) else {}
         recording = Recording(
             events=events,
-            source=self.stream.path.name,
             allocations=allocations_of(self.instants, events, origin_us),
             device_names=_device_names(self.stream.header.get("deviceProperties")),
             rank=_whole(group.get("rank"), None),
-            world_size=_whole(group.get("world_size"), None),
             notices=self._notices(),
         )
         link(recording)

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchweld.profiler.attribution import Place
-from torchweld.profiler.events import MODULE, PYTHON, Allocation, Event
-from torchweld.profiler.instrument import MARK
+from torchweld.profiler.events import MARK, MODULE, PYTHON, Allocation, Event, users_frame
 
 # One call in "Module Hierarchy": "layer1(Sequential)::forward". TOP is the model, SELF a method.
 _CALL = re.compile(r"(\w+)\(([^()]*)\)::\w+")
@@ -84,6 +83,19 @@ def modules_of_stacks(events: list[Event]) -> list[Place]:
             kinds.setdefault(path, re.sub(r"_\d+$", "", own))
         around.append(path)
     return [Place(path=path, kind=kind) for path, kind in kinds.items()]
+
+
+def name_frames(events: list[Event]) -> None:
+    """Gives each op the innermost Python function around it that is the user's, if any is known."""
+    if not any(event.kind == PYTHON for event in events):
+        return
+    around: list[str] = []
+    for event in events:
+        where = around[event.parent] if event.parent >= 0 else ""
+        if event.kind == PYTHON:
+            where = users_frame(event.name) or where
+        event.where = where
+        around.append(where)
 
 
 def join_forward_threads(events: list[Event]) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchweld.errors import TorchweldError
+from torchweld.files import GZIP
 
-GZIP = b"\x1f\x8b"
 # A block of compressed bytes can grow a thousandfold, so it is small.
 COMPRESSED_BLOCK = 1 << 14
 PLAIN_BLOCK = 1 << 18
@@ -110,7 +110,7 @@ class TraceStream:
             if key == PROFILE_KEY:
                 raise TorchweldError(
                     f"{self.path} is a profile that torchweld saved, not a trace; load it with "
-                    "torchweld.profiler.Profile.load"
+                    "tw.Profile.load"
                 )
             if key == "traceEvents" and text.peek() == "[":
                 self.is_trace = True

@@ -20,7 +20,7 @@ DTYPES = {
     **dict.fromkeys(("long", "long int"), "int64"),
     "int": "int32",
     **dict.fromkeys(("short", "short int"), "int16"),
-    **dict.fromkeys(("signed char", "char"), "int8"),
+    **dict.fromkeys(("char", "signed char"), "int8"),
     "unsigned char": "uint8",
     "bool": "bool",
     "c10::complex<float>": "complex64",
@@ -28,6 +28,9 @@ DTYPES = {
     "c10::Float8_e4m3fn": "float8_e4m3fn",
     "c10::Float8_e5m2": "float8_e5m2",
 }
+
+# The other way round; of several names, the one that torch writes today.
+TYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Inputs = tuple[Tensor | None, ...]
 

@@ -7,10 +7,11 @@
 from torchweld.report.changes import diff_sections
 from torchweld.report.exports import chrome_trace, folded, speedscope
 from torchweld.report.summary import summary
-from torchweld.report.text import View, profile_sections, profile_text
+from torchweld.report.text import View, brief_sections, profile_sections, profile_text
 
 __all__ = [
     "View",
+    "brief_sections",
     "chrome_trace",
     "diff_sections",
     "folded",

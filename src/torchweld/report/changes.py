@@ -12,22 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.diffing import Change, Diff
-from torchweld.report.style import (
-    MINUS,
-    WIDTH,
-    Column,
-    Sheet,
-    clean,
-    counted,
-    cut_left,
-    duration,
-    figure,
-    heading,
-    listed,
-    signed,
-    size,
-    unit_of,
-)
+from torchweld.figures import MINUS, counted, duration, figure, listed, signed, size, unit_of
+from torchweld.report.style import WIDTH, Column, Sheet, clean, cut_left, heading
 from torchweld.report.tables import notices_section
 
 ROWS_SHOWN = 25

@@ -11,19 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.figures import counted, duration, listed, share
 from torchweld.profiler.profile import Device, Gap, Kernel, Profile
-from torchweld.report.style import (
-    WIDTH,
-    clean,
-    counted,
-    cut,
-    duration,
-    heading,
-    indented,
-    listed,
-    share,
-    table,
-)
+from torchweld.report.style import WIDTH, clean, cut, heading, indented, table
 from torchweld.report.verdict import bar_cells
 
 KERNELS_SHOWN = 10

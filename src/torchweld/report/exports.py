@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchweld.profiler.profile import Device, Op, Profile, Tensor
+from torchweld.profiler.trace_tensors import TYPE_NAMES
 from torchweld.report.stacks import Frame, device_frames, host_frames, top_name
 from torchweld.report.style import clean
 from torchweld.report.timeline import Range, Span, is_node, module_ranges, spans
@@ -19,24 +20,6 @@ SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 HOST = 1  # the process that stands for the host; devices follow
 STEP = "ProfilerStep#0"
-
-# The names that torch.profiler gives to types in its own traces.
-TRACE_DTYPES = {
-    "float32": "float",
-    "float64": "double",
-    "int64": "long int",
-    "int32": "int",
-    "int16": "short int",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "bool": "bool",
-    "bfloat16": "c10::BFloat16",
-    "float16": "c10::Half",
-    "complex64": "c10::complex<float>",
-    "complex128": "c10::complex<double>",
-    "float8_e4m3fn": "c10::Float8_e4m3fn",
-    "float8_e5m2": "c10::Float8_e5m2",
-}
 
 
 # ---- flame graphs ----
@@ -205,6 +188,8 @@ def _op_event(
         "phase": op.phase,
         "self µs, corrected": op.self_us,
     }
+    if op.where:
+        args["where"] = clean(op.where)
     if op.sequence >= 0:
         args["Sequence number"] = op.sequence
         args["Fwd thread id"] = forward.get(op.sequence, op.thread) + 1 if is_node(op) else 0
@@ -217,7 +202,7 @@ def _op_event(
 
 
 def _trace_dtype(tensor: Tensor | None) -> str:
-    return TRACE_DTYPES.get(tensor.dtype, tensor.dtype) if tensor is not None else ""
+    return TYPE_NAMES.get(tensor.dtype, tensor.dtype) if tensor is not None else ""
 
 
 def _device_events(device: Device) -> list[dict[str, Any]]:

@@ -12,11 +12,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.figures import duration, figure
 from torchweld.profiler.account import Account
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.rooflines import OpRow, roofline
 from torchweld.report.stacks import op_name
-from torchweld.report.style import Column, Sheet, cut, duration, figure, heading
+from torchweld.report.style import Column, Sheet, cut, heading
 from torchweld.report.tree import Order, percent, waste_cell
 
 OPS_SHOWN = 12

@@ -12,22 +12,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.figures import counted, duration, figure, listed, share, signed, size
 from torchweld.paths import grouped_paths
 from torchweld.profiler.profile import Memory, Profile, Timing
-from torchweld.report.style import (
-    clean,
-    counted,
-    cut_left,
-    duration,
-    figure,
-    heading,
-    indented,
-    listed,
-    share,
-    signed,
-    size,
-    table,
-)
+from torchweld.report.style import clean, cut_left, heading, indented, table
 
 if TYPE_CHECKING:
     from torchweld.diagnosis import Finding

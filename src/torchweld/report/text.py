@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from torchweld.figures import duration, share
 from torchweld.profiler.account import Account
 from torchweld.profiler.profile import Profile
+from torchweld.profiler.splits import added
 from torchweld.report.device import device_section
 from torchweld.report.operators import ops_section
-from torchweld.report.style import WIDTH, clean, duration, heading, share, to_text
+from torchweld.report.style import WIDTH, clean, heading, to_text
 from torchweld.report.tables import (
     findings_section,
     memory_section,
     notices_section,
     timing_section,
 )
-from torchweld.report.tree import Order, Tree, added, fitting_depth, merged_path, tree_table
+from torchweld.report.tree import Order, Tree, fitting_depth, merged_path, tree_table
 from torchweld.report.verdict import doubt, verdict, waste_bar
 
 if TYPE_CHECKING:
@@ -60,11 +62,7 @@ def profile_sections(
     if view.module is not None:
         yield from _one_module(profile, account, tree, view)
         return
-    yield verdict(profile, account)
-    if (remark := doubt(profile)) is not None:
-        yield remark
-    yield from waste_bar(account.step, account.step.total_us, view.width)
-    yield ""
+    yield from _head(profile, account, view)
     yield from _tree_section(profile, tree, [(0,)], view)
     if findings is not None:
         yield from findings_section(findings)
@@ -73,6 +71,22 @@ def profile_sections(
     yield from memory_section(profile)
     yield from device_section(profile, view.width)
     yield from notices_section((*profile.notices, *account.notices))
+
+
+def brief_sections(
+    profile: Profile, account: Account, findings: Sequence[Finding], view: View
+) -> Iterator[RenderableType]:
+    """The verdict, the bar and the findings alone."""
+    yield from _head(profile, account, view)
+    yield from findings_section(findings)
+
+
+def _head(profile: Profile, account: Account, view: View) -> Iterator[RenderableType]:
+    yield verdict(profile, account)
+    if (remark := doubt(profile)) is not None:
+        yield remark
+    yield from waste_bar(account.step, account.step.total_us, view.width)
+    yield ""
 
 
 def _one_module(

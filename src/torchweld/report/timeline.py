@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchweld.profiler.attribution import ENGINE
-from torchweld.profiler.instrument import MARK
+from torchweld.profiler.events import MARK
 from torchweld.profiler.profile import Op, Profile
 
 

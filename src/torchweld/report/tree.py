@@ -7,8 +7,8 @@ row are one line with sums, as print does: `(0-11): 12 x Block`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -18,19 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.errors import TorchweldError
-from torchweld.profiler.account import Account, Split
-from torchweld.profiler.profile import Profile
-from torchweld.report.style import (
-    MINUS,
-    WIDTH,
-    Column,
-    Sheet,
-    brief_arguments,
-    clean,
-    cut,
-    figure,
-    unit_of,
-)
+from torchweld.figures import MINUS, figure, unit_of
+from torchweld.profiler.profile import Profile, deepest_first
+from torchweld.profiler.splits import Account, Split, added
+from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, clean, cut
 from torchweld.report.verdict import largest_waste
 
 Order = Literal["model", "time", "waste", "ops"]
@@ -82,17 +73,11 @@ class Tree:
         known: dict[object, int] = {}
         found = [0] * len(self.modules)
         # Deepest first: a shape is made of its children's.
-        for i in sorted(range(len(self.modules)), key=self._depth, reverse=True):
+        for i in deepest_first([module.parent for module in self.modules]):
             module = self.modules[i]
             inside = tuple((self.name(child), found[child]) for child in self.children[i])
             found[i] = known.setdefault((module.kind, module.extra, inside), len(known))
         return found
-
-    def _depth(self, index: int) -> int:
-        depth = 0
-        while index:
-            index, depth = self.modules[index].parent, depth + 1
-        return depth
 
     def total_us(self, index: int) -> float:
         if self.on_device:
@@ -244,12 +229,6 @@ _KEYS: dict[str, Callable[[Row], float]] = {
     "waste": lambda row: row.split.waste_us,
     "ops": lambda row: row.ops,
 }
-
-
-def added(splits: Iterable[Split]) -> Split:
-    """Part by part."""
-    many = list(splits)
-    return Split(**{f.name: sum(getattr(split, f.name) for split in many) for f in fields(Split)})
 
 
 def merged_path(paths: Sequence[str]) -> str:

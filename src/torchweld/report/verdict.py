@@ -12,9 +12,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.figures import counted, duration, share
 from torchweld.profiler.account import Account, Split
 from torchweld.profiler.profile import Profile
-from torchweld.report.style import WIDTH, clean, counted, duration, share
+from torchweld.report.style import WIDTH, clean
 
 # A correction that misses by more than this share of the step says that the machine was busy.
 DOUBTFUL = 0.25

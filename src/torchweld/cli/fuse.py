@@ -1,0 +1,74 @@
+"""`torchweld fuse`: makes a model faster and proves it: found, tuned, verified, timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from torchweld import report
+from torchweld.cli.screen import progress_shown, put, screen
+from torchweld.cli.writing import check_targets
+from torchweld.diagnosis import diagnose
+from torchweld.planning.plan import Plan
+from torchweld.planning.planner import plan as make_plan
+from torchweld.profiler.account import account
+from torchweld.profiler.live import profile
+from torchweld.records import to_plain
+from torchweld.targets import resolve
+
+FILE = click.Path(path_type=Path, dir_okay=True)
+
+
+@click.command(
+    epilog="Examples:  torchweld fuse;  torchweld fuse hf:gpt2 --input input_ids=1x1:int64;  "
+    "torchweld fuse my/model.py:make --input 8x768 --out plan.json"
+)
+@click.argument("target", required=False)
+@click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
+@click.option("--training", is_flag=True, help="Weld for training: gradients are verified too.")
+@click.option("--quick", is_flag=True, help="About ten seconds of measuring instead of a minute.")
+@click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
+@click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
+@click.option("--json", "json_wanted", is_flag=True, help="Print the plan as JSON.")
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+def fuse(
+    target: str | None,
+    inputs: tuple[str, ...],
+    training: bool,
+    quick: bool,
+    no_profile: bool,
+    out: Path | None,
+    json_wanted: bool,
+    force: bool,
+) -> int:
+    """Find what can be welded, measure what is worth it, verify it, and show before and after.
+
+    TARGET is package.module:factory, path/to/file.py:factory, the name of a built-in model, or
+    hf:<model type>; without it, a built-in transformer. Nothing is welded that is not faster beyond
+    noise with numbers as good as eager's; the plan says why for every block.
+    """
+    check_targets({"--out": out}, force)
+    chosen = resolve(target, inputs, training=training)
+    given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
+    console = screen()
+    if not (no_profile or json_wanted):
+        with progress_shown() as progress:
+            found = profile(chosen.model, given, training=training, progress=progress)
+        accounted = account(found)
+        view = report.View(width=console.width)
+        put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
+    with progress_shown() as progress:
+        made = make_plan(chosen.model, given, training=training, quick=quick, progress=progress)
+    if out is not None:
+        made.save(out)
+    if json_wanted:
+        click.echo(json.dumps(to_plain(made), allow_nan=False))
+    else:
+        put(_lines(made, chosen.notes), console)
+    return 0
+
+
+def _lines(made: Plan, notes: tuple[str, ...]) -> list[str]:
+    return [str(made), *(f"note: {note}" for note in notes)]

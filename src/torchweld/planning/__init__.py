@@ -1,0 +1,1 @@
+"""Plans: what to weld, measured and verified; and carrying them out."""

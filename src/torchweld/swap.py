@@ -1,0 +1,314 @@
+"""Welding modules in place, and undoing it exactly. Nothing else changes a model.
+
+In: a model and decisions about blocks of it. Out: the same model; each block's module has a class
+of its own that runs the fused op where the decision covers a call, and the original code elsewhere.
+Parameters, buffers, names and hooks stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchweld.blocks import parse_spec
+from torchweld.decisions import Decision
+from torchweld.discovery.found import Block
+from torchweld.errors import TorchweldError
+from torchweld.kernels import BACKENDS
+from torchweld.kernels import Block as Shape
+from torchweld.welded import Welded, welded_class
+from torchweld.welding.binding import place_of
+from torchweld.welding.checking import Checking
+from torchweld.welding.joint import Joint
+from torchweld.welding.structure import KEY, Structure, inside, plain_class, release, steps_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """Calls of a welded module that ran the original code, by reason, and calls that were checked.
+
+    `changes` are those of the reasons that lie in the module itself and were warned about.
+    """
+
+    originals: dict[str, int] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+    checked: int = 0
+    copied_bytes: int = 0
+
+
+# ---- welding ----
+
+
+def weld(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
+    """Welds the modules that `decisions` name, in place, and returns the model.
+
+    A block that is welded already is welded anew; others stay as they are. If any decision does not
+    fit the model, a TorchweldError lists everything that is wrong, and nothing is changed.
+    """
+    root = _plain_root(model)
+    prepared: list[_Prepared] = []
+    problems: list[str] = []
+    for decision in decisions:
+        found = _prepare(root, decision)
+        if isinstance(found, _Prepared):
+            prepared.append(found)
+        else:
+            problems += [f"{decision.block.path or 'the model'}: {text}" for text in found]
+    paths: dict[int, str] = {}
+    for one in prepared:
+        path = one.joint.decision.block.path
+        if id(one.module) in paths:
+            problems.append(
+                f"{path}: is the same module as {paths[id(one.module)] or 'the model'}; "
+                "decide about it once"
+            )
+        paths[id(one.module)] = path
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise TorchweldError(
+            f"nothing was welded, because decisions do not fit the model:\n{listed}"
+        )
+    _commit(prepared)
+    return model
+
+
+class _Prepared(NamedTuple):
+    module: nn.Module
+    kind: type
+    joint: Joint
+
+
+def _commit(prepared: Sequence[_Prepared]) -> None:
+    before = [(one.module, type(one.module), one.module.__dict__.get(KEY)) for one in prepared]
+    try:
+        for module, kind, joint in prepared:
+            module.__dict__[KEY] = joint
+            object.__setattr__(module, "__class__", kind)
+    except BaseException:
+        for module, was, old in before:
+            object.__setattr__(module, "__class__", was)
+            if old is None:
+                module.__dict__.pop(KEY, None)
+            else:
+                module.__dict__[KEY] = old
+        raise
+
+
+def _plain_root(model: nn.Module) -> nn.Module:
+    """The model itself, or what torch.compile has wrapped."""
+    if not isinstance(model, nn.Module):
+        raise TorchweldError(
+            f"the model is a {type(model).__name__}; expected a torch.nn.Module, or one that "
+            "torch.compile has wrapped"
+        )
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else _plain_root(inner)
+
+
+def _prepare(root: nn.Module, decision: Decision) -> _Prepared | list[str]:
+    """Everything that is needed to weld, or all that is in the way."""
+    block = decision.block
+    module = inside(root, steps_of(block.path))
+    if module is None:
+        return ["there is no module at this path"]
+    problems = decision.problems() + _class_problems(module, block)
+    for path in block.covers:
+        problems += _inner_problems(path, inside(module, steps_of(path)))
+    tensors, missing = _tensors_of(module, block)
+    problems += missing or _tensor_problems(tensors, block)
+    if problems:
+        return problems
+    device = tensors[0].device.type
+    device = "cpu" if device == "meta" else device  # weights that are to come
+    problems = _backend_problems(decision, tensors, torch.device(device))
+    try:
+        kind = welded_class(plain_class(type(module)))
+        _try_class(module, kind)
+        holders = (path.rpartition(".")[0] for path in block.tensors)
+        structure = Structure.of(module, filter(None, [*block.covers, *holders]))
+        joint = Joint(decision, structure, device)
+    except (TypeError, TorchweldError) as error:
+        problems.append(str(error))
+    if problems:
+        return problems
+    return _Prepared(module, kind, joint)
+
+
+def _class_problems(module: nn.Module, block: Block) -> list[str]:
+    kind = plain_class(type(module))
+    found = []
+    if kind.__name__ != block.kind.rpartition(".")[2]:
+        found.append(f"it is a {kind.__name__}, and the decision is about a {block.kind}")
+    if "forward" in module.__dict__:
+        found.append("it has a forward of its own (module.forward = …), which would not be called")
+    if isinstance(module, torch.jit.ScriptModule):
+        found.append("it is a ScriptModule, whose code is not Python's any more")
+    return found + [
+        f"{kind.__name__} has a {method} of its own; copies would not be welded"
+        for method in ("__reduce__", "__reduce_ex__", "__deepcopy__")
+        if getattr(kind, method, None) is not getattr(object, method, None)
+    ]
+
+
+def _inner_problems(path: str, module: nn.Module | None) -> list[str]:
+    if module is None:
+        return [f"there is no module {path} inside it"]
+    return [f"{path} has a forward of its own"] if "forward" in module.__dict__ else []
+
+
+def _tensors_of(module: nn.Module, block: Block) -> tuple[list[Tensor], list[str]]:
+    found: list[Tensor] = []
+    missing = []
+    for path in block.tensors:
+        place = place_of(module, path)
+        tensor = None if place is None else place.holder[place.name]
+        if tensor is None:
+            missing.append(f"{path} is none of its parameters or buffers")
+        else:
+            found.append(tensor)
+    return found, missing
+
+
+def _tensor_problems(tensors: Sequence[Tensor], block: Block) -> list[str]:
+    try:
+        shape = Shape.of("chain", parse_spec(block.form), tensors)
+    except TorchweldError as error:
+        return [str(error)]
+    found = []
+    sizes, expected = (shape.K, shape.sizes[-1][1]), (block.in_features, block.out_features)
+    if sizes != expected:
+        found.append(f"its weights make {sizes[0]} → {sizes[1]}, not {expected[0]} → {expected[1]}")
+    dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
+    if dtypes != [block.dtype]:
+        found.append(f"its weights are {', '.join(dtypes)}, not {block.dtype}")
+    devices = sorted({str(t.device) for t in tensors})
+    if len(devices) > 1:
+        found.append(f"its weights are on {', '.join(devices)}; move them to one device")
+    return found
+
+
+def _backend_problems(
+    decision: Decision, tensors: Sequence[Tensor], device: torch.device
+) -> list[str]:
+    shape = Shape.of("chain", parse_spec(decision.block.form), tensors)
+    backends = {backend.name: backend for backend in BACKENDS}
+    found: dict[str, None] = {}
+    for choice in decision.choices:
+        reasons = backends[choice.backend].unsupported_reasons(
+            shape, (), tensors[0].dtype, device, choice.mode
+        )
+        found |= dict.fromkeys(f"backend {choice.backend}: {reason}" for reason in reasons)
+    return list(found)
+
+
+def _try_class(module: nn.Module, kind: type) -> None:
+    """Raises TypeError if the module cannot take the class: `__slots__` are in the way."""
+    before = type(module)
+    object.__setattr__(module, "__class__", kind)
+    object.__setattr__(module, "__class__", before)
+
+
+# ---- undoing ----
+
+
+def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
+    """Gives welded modules their own class and `__dict__` back, in place: all of them in `model`,
+    or those at `paths`."""
+    wanted = None if paths is None else set(paths)
+    found = {p: m for p, m in _plain_root(model).named_modules() if isinstance(m, Welded)}
+    if wanted is not None and (unknown := sorted(wanted - found.keys())):
+        raise TorchweldError(
+            f"nothing was undone: {', '.join(unknown)} is not welded; welded are: "
+            f"{', '.join(found) or 'none'}"
+        )
+    welded = [m for p, m in found.items() if wanted is None or p in wanted]
+    # Classes that were made of welded ones since.
+    odd = [m for m in welded if issubclass(plain_class(type(m)), Welded)]
+    if odd:
+        listed = ", ".join(sorted({type(m).__name__ for m in odd}))
+        raise TorchweldError(
+            f"nothing was undone: after welding, another tool made modules {listed}; take that "
+            "back first (parametrize.remove_parametrizations, say)"
+        )
+    for module in welded:
+        if module._torchweld is not None:
+            module._torchweld.drop_copies()
+        release(module)
+    return model
+
+
+# ---- looking, and switching ----
+
+
+def is_welded(module: nn.Module) -> bool:
+    """Whether this very module, not one inside it, is welded."""
+    return isinstance(module, Welded) and module._torchweld is not None
+
+
+def _joints(model: nn.Module) -> dict[str, Joint]:
+    return {
+        path: module._torchweld
+        for path, module in _plain_root(model).named_modules()
+        if isinstance(module, Welded) and module._torchweld is not None
+    }
+
+
+def welded_paths(model: nn.Module) -> list[str]:
+    """Where welded modules stand, in the order of `named_modules`; "" is the model itself."""
+    return list(_joints(model))
+
+
+def decisions_of(model: nn.Module) -> list[Decision]:
+    """What the welded modules in `model` were welded by."""
+    return [joint.decision for joint in _joints(model).values()]
+
+
+def stats(model: nn.Module) -> dict[str, Stats]:
+    """Path of each welded module -> what became of its calls."""
+    return {
+        path: Stats(
+            originals=dict(joint.counts),
+            changes=tuple(joint.said),
+            checked=joint.checked,
+            copied_bytes=joint.copied_bytes,
+        )
+        for path, joint in _joints(model).items()
+    }
+
+
+@contextmanager
+def disabled(model: nn.Module) -> Iterator[None]:
+    """Inside, the welded modules of `model` run their original code, in all threads."""
+    joints = list(_joints(model).values())
+    for joint in joints:
+        joint.pause()
+    try:
+        yield
+    finally:
+        for joint in joints:
+            joint.resume()
+
+
+def check_calls(
+    model: nn.Module, *, first: int | None = None, sample: float | None = None
+) -> nn.Module:
+    """From now on compares calls of each welded module with the original, by the numerical rule.
+
+    `first=n`: the next n calls; `sample=p`: each call with probability p, until `first=0` ends it.
+    A module that disagrees is undone, with a warning, and the call gives the original's result.
+    Calls that the decision does not cover are not counted; nor are those inside compiled graphs.
+    """
+    if (first is None) == (sample is None):
+        raise TorchweldError("give either first=<number of calls> or sample=<share of calls>")
+    if first is not None and first < 0:
+        raise TorchweldError(f"first={first}; expected a number of calls, 0 for none")
+    if sample is not None and not 0.0 < sample <= 1.0:
+        raise TorchweldError(f"sample={sample}; expected 0 < sample ≤ 1; first=0 ends the checks")
+    for joint in _joints(model).values():
+        joint.check(Checking(first=first or 0, sample=sample or 0.0) if first != 0 else None)
+    return model

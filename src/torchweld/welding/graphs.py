@@ -1,0 +1,76 @@
+"""A welded module inside a graph: torch.compile, torch.export, AOTInductor, torch.jit.trace.
+
+The graph gets the op that reads the weights where they lie, if the decision has a fused kernel for
+each of its row ranges: a graph is made once for all row counts, so the table cannot be asked. Else
+it gets the original code. Nothing is kept, counted or warned about while a graph is being made, so
+that a compiler can follow every step, and guards what was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchweld.welding.structure import inside
+
+if TYPE_CHECKING:
+    from torchweld.welding.joint import Joint
+
+# New in torch 2.7.
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def recording() -> bool:
+    """Whether a graph is being made of what runs now."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def record(
+    module: nn.Module, joint: Joint, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    """The op's result, to be recorded; None if the original has to be."""
+    if not joint.recordable or _to_onnx():
+        return None
+    x = joint.arguments.pick(args, kwargs)
+    if not isinstance(x, Tensor) or x.dtype != joint.dtype or x.device.type != joint.device:
+        return None
+    if torch.is_autocast_enabled(joint.device) or joint.structure.differs(module):
+        return None
+    training = module.training
+    for part in joint.structure.parts:
+        found = inside(module, part.steps)
+        training = training or (found is not None and found.training)
+    if training and not joint.trains:
+        return None
+    tensors: list[Tensor] = []
+    for steps, name in joint.tensor_steps:
+        holder = inside(module, steps)
+        tensor: Tensor | None = None if holder is None else holder._parameters.get(name)
+        if holder is not None and tensor is None:
+            tensor = holder._buffers.get(name)
+        if tensor is None:
+            return None
+        tensors.append(tensor)
+    if joint.infers and _wants_gradients(x, tensors):
+        return None
+    y: Tensor = torch.ops.torchweld.chain(x, tensors, joint.spec)
+    scale = joint.decision.block.scale
+    return y if scale == 1.0 else y * scale
+
+
+def _to_onnx() -> bool:
+    """Whether the graph is to be turned into one that knows nothing of our op."""
+    return not torch.compiler.is_dynamo_compiling() and torch.onnx.is_in_onnx_export()
+
+
+def _wants_gradients(x: Tensor, tensors: list[Tensor]) -> bool:
+    """What is exported or traced in eval mode is for inference, whatever the gradient mode."""
+    if _exporting() or torch._C._get_tracing_state() is not None:
+        return False
+    wanted = x.requires_grad
+    for tensor in tensors:
+        wanted = wanted or tensor.requires_grad
+    return wanted and torch.is_grad_enabled()

@@ -1,0 +1,311 @@
+"""What a welded module keeps, and how it decides about a call.
+
+A call is served by the fused op if the decision covers it and the module is built as it was; else
+the caller runs the original code. There are two kinds of reasons for that. *Conditions* belong to
+the call (gradients, autocast, other rows) and are counted. *Changes* are what the user has done to
+the module (a child replaced, a hook inside), and are said in a warning, each once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchweld import ops
+from torchweld.blocks import format_spec, parse_spec
+from torchweld.decisions import Choice, Decision
+from torchweld.kernels import BACKENDS
+from torchweld.kernels.base import Block, Runner
+from torchweld.packing import new_pack
+from torchweld.welding.arguments import Arguments
+from torchweld.welding.binding import Bound, Stand
+from torchweld.welding.checking import Checking, disagreement
+from torchweld.welding.structure import Structure, release, steps_of
+
+OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
+
+
+def _not_in_c(*_: object) -> Tensor | None:
+    return None
+
+
+compiled_forward: Callable[..., Tensor | None] = (
+    _not_in_c if ops.compiled is None else ops.compiled.forward
+)
+
+_PLAIN = (Tensor, nn.Parameter)
+_MOST_SIZES = 4096  # of x that are remembered; a server with texts of any length has many
+
+
+class RefusedError(Exception):
+    """The op did not take the call; the original may, or has a better message."""
+
+
+class _Call(NamedTuple):
+    """A call that is covered so far."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    x: Tensor
+    tensors: list[Tensor]
+    bound: Bound
+    training: bool
+    gradients: bool
+
+
+class Joint:
+    """The state of one welded module. Copies and pickles start without packed weights."""
+
+    def __init__(self, decision: Decision, structure: Structure, device: str) -> None:
+        block = decision.block
+        self.decision = decision
+        self.structure = structure
+        self.device = device  # the type of it that x has to be on
+        self.dtype: torch.dtype = getattr(torch, block.dtype)
+        self.forms = parse_spec(block.form)
+        self.spec = format_spec(self.forms)
+        forward = structure.parts[0].forward
+        self.arguments = Arguments.of(forward, block.argument, block.ignores)
+        # How a compiler finds the tensors: steps to their module, and their name there.
+        parts = [path.rpartition(".") for path in block.tensors]
+        self.tensor_steps = tuple((steps_of(inner), name) for inner, _, name in parts)
+        self.infers = not decision.training
+        # What a block drops out is known only if it was seen in training.
+        seen = not block.calls or any(call.training for call in block.calls)
+        drops_out = any(p > 0 for p in (*block.dropout, *structure.dropout()))
+        self.trains = decision.training and seen and not drops_out
+        self.pack = new_pack()
+        self.bound: Bound | None = None
+        self.counts: dict[str, int] = {}
+        self.said: list[str] = []
+        self.checking: Checking | None = None
+        self.checked = 0
+        self._runner: tuple[Choice, list[Tensor], Runner] | None = None
+        self._paused = 0
+        self._lock = threading.Lock()
+        self._settle()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Joint, (self.decision, self.structure, self.device)
+
+    # ---- switching off and on ----
+
+    def _settle(self) -> None:
+        self.active = not OFF and self._paused == 0
+        # Whether a graph may hold the op; a graph serves any number of rows.
+        self.recordable = (
+            self.active and ops.compiled is not None and self.decision.natural_for_any_rows
+        )
+        self.bound = None  # the quick way leads through it
+
+    def pause(self) -> None:
+        with self._lock:
+            self._paused += 1
+            self._settle()
+
+    def resume(self) -> None:
+        with self._lock:
+            self._paused -= 1
+            self._settle()
+
+    def check(self, checking: Checking | None) -> None:
+        self.checking, self.bound = checking, None
+
+    def drop_copies(self) -> None:
+        """Gives the memory of packed weights back; a later call makes them anew."""
+        self.bound = self._runner = None
+        if self.pack is not None:
+            self.pack.clear()
+
+    @property
+    def copied_bytes(self) -> int:
+        packed = 0 if self.pack is None else int(self.pack.nbytes)
+        return packed + (0 if self._runner is None else self._runner[2].copied_bytes)
+
+    # ---- a call ----
+
+    def serve(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the op makes of the call, or None if the original has to run.
+
+        Raises RefusedError where the op would not have the call.
+        """
+        if not self.active:
+            return self.count("disabled")
+        if torch._C._len_torch_function_stack() > 0:  # a mode would see us touch x
+            return self.count("a torch function mode")
+        x = self.arguments.pick(args, kwargs)
+        condition = self._condition_of(x)
+        if condition is not None:
+            return self.count(condition)
+        bound = self.bound
+        if bound is None or not bound.unchanged(module):
+            bound = self._bind(module)
+        tensors = bound.tensors()
+        if tensors is None and bound.problem is None:  # parametrised, say
+            bound = self._bind(module)
+        if bound.problem is not None or tensors is None:
+            return self.say(bound.problem or "its tensors are changing")
+
+        training = module.training or bound.training
+        gradients = torch.is_grad_enabled() and bound.wants_gradients(x)
+        if training and not self.trains:
+            return self.count("training mode")
+        if gradients and self.infers:
+            return self.count("gradients")
+        call = _Call(module, args, kwargs, x, tensors, bound, training, gradients)
+        if any(bound.hooks) or (gradients and any(bound.backward_hooks)):
+            return self._changed(call)
+        return self._run(call)
+
+    def _condition_of(self, x: Any) -> str | None:
+        if type(x) not in _PLAIN:
+            return "a tensor subclass" if isinstance(x, Tensor) else "other arguments"
+        if x.dtype is not self.dtype:
+            return "another dtype"
+        device = x.device.type
+        if device != self.device:
+            return "another device"
+        if torch.is_autocast_enabled(device):
+            return "autocast"
+        if x.dim() == 0 or x.shape[-1] != self.decision.block.in_features:
+            return "another shape"
+        return None
+
+    def _bind(self, module: nn.Module) -> Bound:
+        bound = Bound(
+            module,
+            self.structure,
+            self.forms,
+            self.decision.block.tensors,
+            pack=self.pack,
+            watch_linears=any(choice.backend != "cpu" for choice in self.decision.choices),
+        )
+        self.bound = bound
+        if not self.active:  # switched off in another thread meanwhile
+            self.bound = None
+        return bound
+
+    def _run(self, call: _Call) -> Tensor | None:
+        block, bound, x = self.decision.block, call.bound, call.x
+        choice = self.decision.choice(x.numel() // block.in_features)
+        if choice is None:
+            self._remember(call, False)
+            self.count("rows")
+            return None
+        if call.training or call.gradients:  # the weights are about to change
+            choice = Choice(backend=choice.backend)
+        try:
+            y = self._compiled(call, choice) if choice.backend == "cpu" else self._ran(call, choice)
+        except (ValueError, RuntimeError, MemoryError) as error:
+            raise RefusedError(str(error).partition("\n")[0]) from error
+        if y is None:
+            self._changed(call)
+            return None
+        if block.scale != 1.0:
+            y = y * block.scale if call.gradients else y.mul_(block.scale)
+        checking = self.checking
+        if checking is not None:
+            if checking.wanted() and not self._agrees(call, y):
+                return None
+            if checking.over:
+                self.check(None)
+        elif choice.backend == "cpu" and bound.direct and block.scale == 1.0:
+            stand = bound.packed if choice.packed else bound.natural
+            self._remember(call, stand if stand is not None else False)
+        return y
+
+    def _remember(self, call: _Call, stand: Stand | Literal[False]) -> None:
+        """For the quick way, which looks at inference in eval mode alone."""
+        quick = self.arguments.wanted_first and not (call.training or call.gradients)
+        if quick and self.checking is None and len(call.bound.fast) < _MOST_SIZES:
+            call.bound.fast[call.x.numel()] = stand
+
+    def _compiled(self, call: _Call, choice: Choice) -> Tensor | None:
+        """None where the compiled forward saw something that is not as expected."""
+        bound = call.bound
+        stand = bound.packed if choice.packed else bound.natural
+        if stand is None:
+            raise RuntimeError(f"torchweld's kernels are missing: {ops.problem}")
+        bound.refresh()
+        if choice.packed and torch.is_grad_enabled():
+            with torch.no_grad():  # nothing wants a gradient, or this were no place for a copy
+                return compiled_forward(stand, call.x)
+        return compiled_forward(stand, call.x)
+
+    def _ran(self, call: _Call, choice: Choice) -> Tensor:
+        kept = self._runner
+        if (
+            kept is None
+            or kept[0] != choice
+            or any(a is not b for a, b in zip(kept[1], call.tensors, strict=True))
+        ):
+            backend = next(b for b in BACKENDS if b.name == choice.backend)
+            block = Block.of("chain", self.forms, call.tensors)
+            kept = choice, call.tensors, backend.build(block, call.tensors, choice.mode)
+            self._runner = kept
+        y = kept[2](call.x)
+        assert isinstance(y, Tensor)
+        return y
+
+    def _agrees(self, call: _Call, y: Tensor) -> bool:
+        """Compares with the original; a block that disagrees is welded no longer."""
+        base = self.structure.parts[0].kind
+        with torch.no_grad():
+            original = base.forward(call.module, *call.args, **call.kwargs)  # type: ignore[attr-defined]
+            wrong = disagreement(
+                y.detach(),
+                original,
+                call.x.detach(),
+                [t.detach() for t in call.tensors],
+                self.forms,
+                scale=self.decision.block.scale,
+                gradients=call.gradients,
+            )
+        self.checked += 1
+        if wrong is None:
+            return True
+        release(call.module)
+        self.drop_copies()
+        warnings.warn(
+            f"torchweld: {self.name} is welded no longer, since a call disagreed with the "
+            f"original: {wrong}",
+            stacklevel=2,
+        )
+        return False
+
+    # ---- reasons ----
+
+    @property
+    def name(self) -> str:
+        block = self.decision.block
+        return block.path or f"the {block.kind}"
+
+    def count(self, condition: str) -> None:
+        """Without a lock, which would cost more: two threads at once may count as one."""
+        self.counts[condition] = self.counts.get(condition, 0) + 1
+
+    def say(self, change: str) -> None:
+        """Counts, and warns the first time."""
+        self.count(change)
+        with self._lock:
+            if change in self.said:
+                return
+            self.said.append(change)
+        warnings.warn(
+            f"torchweld: {self.name} runs its original code, because {change}", stacklevel=2
+        )
+
+    def _changed(self, call: _Call) -> None:
+        """Something inside is hooked, or the compiled forward saw a change."""
+        structure, module = self.structure, call.module
+        change = structure.hooked(module, backward=call.gradients) or structure.changed(module)
+        if change is not None:
+            return self.say(change)
+        return self.count("global hooks" if any(call.bound.hooks) else "a tensor subclass")

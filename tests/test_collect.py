@@ -1,0 +1,149 @@
+"""Recordings: the one step that was asked for, on every way from the profiler to us."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchweld
+from torchweld.errors import NotMeasuredError
+from torchweld.expecting import ExpectationError, expect
+from torchweld.profiler.attribution import signature
+from torchweld.profiler.collect import Recorder, annotated, record
+from torchweld.profiler.events import MODULE, OP, STEP, Event, Recording, within
+from torchweld.profiler.instrument import instrumented
+
+PACKAGE = Path(torchweld.__file__).parent
+
+
+@pytest.fixture(params=["tree", "file"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """From the profiler's tree of events, or, where a release has none, through a trace."""
+    if request.param == "file":
+        monkeypatch.delattr(torch._C._autograd._ProfilerResult, "experimental_event_tree")
+    return str(request.param)
+
+
+def ops(recording: Recording) -> Counter[str]:
+    return Counter(event.name for event in recording.events if event.kind == OP)
+
+
+def test_only_the_step_is_recorded(way: str) -> None:
+    x = torch.ones(3)
+    recorder = Recorder()
+    recorder.start()
+    recorder.pad()
+    x.exp()
+    with recorder.step():
+        x.neg()
+    x.cos()
+    recording = recorder.stop()
+    assert ops(recording) == {"aten::neg": 1}
+    (step,) = [event for event in recording.events if event.kind == STEP]
+    assert step.start_us == 0.0
+    (op,) = [event for event in recording.events if event.kind == OP]
+    assert recording.events[op.parent] is step
+    assert bool(recording.notices) == (way == "file")
+
+
+def test_modules_nesting_shapes_and_memory_are_recorded(way: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU()), torch.ones(3, 4)
+    with torch.no_grad(), instrumented([("", model)]):
+        recording = record(lambda: model(x), lambda: model(x), shapes=True, memory=True)
+    calls = [event.name for event in recording.events if event.kind == MODULE]
+    assert calls == ["", "0", "1"]
+    events = recording.events
+    product = next(event for event in events if event.name == "aten::addmm")
+    assert [tensor and tensor.shape for tensor in product.inputs[:3]] == [(5,), (3, 4), (4, 5)]
+    linear = events[product.parent]
+    assert (linear.name, events[linear.parent].name) == ("aten::linear", "0")
+    taken = [a for a in recording.allocations if a.bytes == 4 * 3 * 5]
+    assert len(taken) == 2
+    assert {events[a.event].name for a in taken} <= {"aten::addmm", "aten::relu", "aten::clamp_min"}
+
+
+def test_expectations_hold_and_break_on_every_way(way: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU()), torch.ones(3, 4)
+    with expect(model=model, linear=3, ops=5, modules={"0": {"linear": 3}}):
+        model(x)
+        with expect(linear=1, ops=1):
+            model[0](x)
+        with expect(linear=1, ops=2):
+            model(x)
+    with pytest.raises(ExpectationError, match="aten::relu"), expect(pointwise=0):
+        model(x)
+
+
+def test_stacks_say_which_function_of_the_user_called_an_op(way: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5)), torch.ones(3, 4)
+
+    def users_own() -> Tensor:
+        y: Tensor = model(x)
+        return y
+
+    with torch.no_grad(), instrumented([("", model)]):
+        recording = record(users_own, stacks=True)
+        plain = record(users_own)
+    product = next(event for event in recording.events if event.name == "aten::addmm")
+    assert re.search(r"test_collect\.py\(\d+\): users_own$", product.where)
+    # The functions themselves are left out: what stays is what a recording without stacks has.
+    assert signature(recording) == signature(plain)
+
+
+def test_a_step_in_which_nothing_ran_is_not_measured(way: str) -> None:
+    with pytest.raises(NotMeasuredError, match="nothing was recorded in the step"):
+        record(lambda: None)
+
+
+def test_an_annotation_is_no_op(way: str) -> None:
+    def run() -> Tensor:
+        with annotated("mylib::range"):
+            return torch.ones(3)
+
+    assert "mylib::range" not in ops(record(run))
+
+
+def test_what_a_call_put_on_a_device_goes_with_the_call() -> None:
+    events = [
+        Event(name="before", kind=OP, start_us=0.0, end_us=1.0),
+        Event(name="step", kind=STEP, start_us=2.0, end_us=9.0),
+        Event(name="op", kind=OP, start_us=3.0, end_us=8.0, parent=1),
+        Event(name="call", kind="runtime", start_us=4.0, end_us=5.0, parent=2),
+        Event(name="early", kind="kernel", start_us=5.0, end_us=6.0, launch=0, thread=1),
+        Event(name="late", kind="kernel", start_us=20.0, end_us=21.0, launch=3, thread=1),
+    ]
+    found = within(Recording(events=events), 2.0, 9.0)
+    assert [event.name for event in found.events] == ["step", "op", "call", "late"]
+    assert [event.parent for event in found.events] == [-1, 0, 1, -1]
+    assert found.events[3].launch == 2
+
+
+def users_of_the_profiler(source: str) -> set[str]:
+    """Names by which a module reaches for torch's profiler."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            base = getattr(node, "module", None) or ""
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    its = {"profiler", "_profiler", "_profiler_enabled"}
+    return {name for name in found if name.startswith("torch.") and its & set(name.split("."))}
+
+
+def test_the_adapter_alone_uses_torchs_profiler() -> None:
+    assert users_of_the_profiler("from torch.autograd.profiler import record_function")
+    assert users_of_the_profiler("import torch\ntorch.profiler.profile()")
+    assert not users_of_the_profiler("from torchweld.profiler.profile import Profile")
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if users_of_the_profiler(path.read_text())
+    }
+    assert found == {"profiler/collect.py"}
