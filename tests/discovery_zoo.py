@@ -237,6 +237,31 @@ class Reshaping(nn.Module):
         return y.unflatten(0, x.shape[:-1]).contiguous()
 
 
+class InPlace(nn.Module):
+    """Does not look at what the activation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(K, H), nn.Linear(H, N)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h.relu_()
+        h *= 1.0
+        return self.b(h)
+
+
+class Weight(nn.Module):
+    """A Linear that has nothing but a weight."""
+
+    def __init__(self, k: int, n: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n, k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
 class TimeFirst(nn.Module):
     """Swaps batch and time on the way in, and back on the way out."""
 

@@ -55,7 +55,7 @@ def tensor(
     *shape: int,
     dtype: str = "float32",
     storage: int | None = -1,
-    strides: tuple[int, ...] | None | Literal["dense"] = "dense",
+    strides: tuple[int, ...] | Literal["dense"] | None = "dense",
 ) -> Tensor:
     """Contiguous, in memory of its own; None is what a recording does not tell."""
     return Tensor(

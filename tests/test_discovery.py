@@ -103,6 +103,7 @@ def halves(t: Tensor) -> tuple[Tensor, ...]:
         (lambda: zoo.Loop(K, 8, 7, 9, N), "relu/b;relu/b;relu/b;relu/b"),
         (lambda: zoo.Reshaping(), "tanh/b;identity/b"),
         (lambda: zoo.TimeFirst(), "tanh/b;identity/b"),
+        (lambda: zoo.InPlace(), "relu/b;identity/b"),
         (lambda: zoo.ExtraArguments(), "relu/b;identity/b"),
         (lambda: zoo.WideActivation(), "silu/b;identity/b"),
         (lambda: nn.Linear(K, N), "identity/b"),
@@ -356,6 +357,23 @@ def test_the_inside_of_lora_is_found_where_it_stands() -> None:
     groups = {b.path: b.group for b in blocks}
     assert groups["0.base_layer"] == groups["0.lora_A"] == "0#0"
     assert groups["0.lora_B"] == ""
+
+
+def test_modules_of_one_class_are_not_taken_for_each_other() -> None:
+    norms = [nn.LayerNorm(n) for n in (N, 4, 5)]
+    model = nn.Sequential(
+        *(zoo.Functional(F.relu), norms[0], zoo.Weight(N, 4), norms[1], zoo.Weight(4, 5), norms[2]),
+        *(nn.Linear(5, K), nn.Softmax(-1), zoo.Functional(F.gelu)),
+    )
+    blocks = find(model, X)
+    check_blocks(model, blocks)
+    assert [(b.path, b.form, b.out_features) for b in blocks] == [
+        ("0", "relu/b;identity/b", N),
+        ("2", "identity", 4),
+        ("4", "identity", 5),
+        ("6", "identity/b", K),
+        ("8", "gelu/b;identity/b", N),
+    ]
 
 
 def test_zero_weights_are_confirmed_with_others() -> None:

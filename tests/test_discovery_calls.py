@@ -141,6 +141,16 @@ def test_training_and_inference_in_one_workload() -> None:
     assert model.training
 
 
+def test_a_new_tensor_at_an_old_place_is_another() -> None:
+    numbers = recording._Tensors()
+    first, second = torch.ones(2), torch.ones(2)
+    one = numbers.number(first)
+    assert numbers.number(first) == one
+    assert numbers.number(second) != one
+    numbers._known[id(second)] = numbers._known[id(first)]  # as if it had taken its address
+    assert numbers.number(second) != one
+
+
 def test_kinds_of_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MOST_KINDS", 2)
     blocks = find(zoo.Functional(F.relu), [X, X[:1], X[:2], X[:2], X])
@@ -239,6 +249,10 @@ def test_fake_tensors_do_not_stay_in_attributes() -> None:
     model(X)
     kept = model.last
     assert len(find(model, X)) == 1
+    assert model.last is kept
+    (signature,) = recording.record(model, [(lambda: model(X), 1)]).seen[model].counts
+    kept = model.last
+    trace(model, signature)
     assert model.last is kept
 
 

@@ -251,6 +251,32 @@ def test_mixed_types() -> None:
     assert refusal.reason == "weights and input of several types: bfloat16, float32"
 
 
+def test_a_result_of_another_type() -> None:
+    class Widened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(K, H), nn.Linear(H, N)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(F.relu(self.a(x))).float()
+
+    blocks = find(Widened().bfloat16(), X.bfloat16())
+    assert refusal_of(blocks).reason == "returns float32 where it computes in bfloat16"
+
+
+def test_a_second_bias() -> None:
+    class Shifted(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(K, N)
+            self.shift = nn.Parameter(torch.randn(N))
+
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return super().forward(input) + self.shift
+
+    refusal = refusal_of(find(Shifted(), X))
+    assert refusal.reason == "aten.add with its shift after the last Linear"
+
+
 def test_casts_of_the_input() -> None:
     class Casting(nn.Module):
         def __init__(self) -> None:
@@ -356,13 +382,19 @@ def test_gates_that_do_not_fit_together() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x.abs()))
 
+    class OtherRows(zoo.Gated):
+        def forward(self, x: Tensor) -> Tensor:
+            up = self.up_proj(x.transpose(0, 1))
+            return self.down_proj(F.silu(self.gate_proj(x)) * up)
+
     one_bias = zoo.Gated(bias=True)
     one_bias.up_proj = nn.Linear(K, H, bias=False)
     for model, reason in (
         (OtherInput(), "gate and up have different inputs"),
         (one_bias, "one of gate and up has a bias, the other has none"),
+        (OtherRows(), "aten.mul of tensors whose rows do not match between the Linears"),
     ):
-        blocks = find(model, X)
+        blocks = find(model, torch.randn(4, 4, K))
         assert refusal_of(blocks).reason == reason
         assert paths(blocks) == ["up_proj", "gate_proj", "down_proj"]
 

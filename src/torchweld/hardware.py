@@ -40,6 +40,7 @@ PROBED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Inside L1, L2, the L3 of most, and memory.
 WORKING_SETS_BYTES = (32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 256 * 2**20)
 PROBE_SECONDS = 0.1
+TOLERATED_EXCESS = 1.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +291,16 @@ def peaks(measure: bool = False) -> Peaks | None:
     except (OSError, ValueError):
         return None
     return kept if kept.fingerprint == key else None
+
+
+def holds(kept: Peaks) -> bool:
+    """Whether a short probe stays below `kept`: peaks taken while the machine was busy do not."""
+    compiled = compiled_part()
+    threads = torch.get_num_threads()
+    peak = kept.fma_gflops("float32", threads)
+    if compiled is None or peak is None:
+        return True
+    return bool(compiled.probe_fma("float32", threads, PROBE_SECONDS) < TOLERATED_EXCESS * peak)
 
 
 def _measure_peaks(key: str) -> Peaks:

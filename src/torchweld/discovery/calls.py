@@ -263,7 +263,7 @@ class Call:
         names = sorted({source.name for source in found if isinstance(source, Given)})
         if names and len(names) < len(found):
             return f"{self.op} with its argument {' and '.join(names)}"
-        return f"{self.op} of tensors of different shapes"
+        return f"{self.op} of tensors whose rows do not match"
 
     def _with_own(self, other: Value) -> str:
         what = f"its {other.name}" if isinstance(other, Parameter) else "a tensor made inside"

@@ -77,7 +77,6 @@ class Attribution:
     module_of: list[int]
     phase_of: list[Phase]
     op_of: list[int]  # index into ops of the innermost op around an event, itself included; -1
-    module_times: dict[int, float]  # module event -> µs inside, corrected
 
 
 @dataclass(kw_only=True)
@@ -149,14 +148,12 @@ class _Attributor:
         totals = _totals(self.events, times.own_us)
         ops, op_of = self._ops(times, totals)
         modules = self._modules(times)
-        module_times = {i: totals[i] for i, event in enumerate(self.events) if event.kind == MODULE}
         return Attribution(
             modules=modules,
             ops=ops,
             module_of=self.module_of,
             phase_of=self.phase_of,
             op_of=op_of,
-            module_times=module_times,
         )
 
     # ---- owners ----

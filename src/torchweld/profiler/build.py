@@ -12,7 +12,7 @@ from torch import nn
 from torchweld import hardware
 from torchweld.errors import NotMeasuredError
 from torchweld.hardware import Peaks
-from torchweld.profiler.attribution import Attribution, Costs, Place, attribute, signature
+from torchweld.profiler.attribution import Costs, Place, attribute, signature
 from torchweld.profiler.device import device_account, with_kernels
 from torchweld.profiler.events import MODULE, Recording
 from torchweld.profiler.instrument import Roots, is_compiled, places
@@ -20,6 +20,7 @@ from torchweld.profiler.memory import memory_account
 from torchweld.profiler.overhead import (
     Round,
     calibrate,
+    corrected_inside_us,
     count_events,
     measure_loop,
     step_us,
@@ -41,7 +42,6 @@ class Samples:
     rounds: list[Round] = field(default_factory=list)  # to calibrate on
     held_out: list[Round] = field(default_factory=list)  # to check on
     full: Recording | None = None  # with shapes and memory; its times are not used
-    module_us: dict[str, float] = field(default_factory=dict)  # path -> µs a step, unprofiled
     compilation: Compilation | None = None
     notices: list[str] = field(default_factory=list)
 
@@ -81,9 +81,13 @@ def _extra(module: nn.Module) -> str:
 
 
 def usual_peaks(notices: list[str]) -> Peaks | None:
-    """This machine's peaks, measured now if they never were; a notice where they cannot be."""
+    """This machine's peaks, measured now if they never were, or were when it was busy.
+
+    A notice where they cannot be had.
+    """
     try:
-        return hardware.peaks() or hardware.peaks(measure=True)
+        kept = hardware.peaks()
+        return kept if kept is not None and hardware.holds(kept) else hardware.peaks(measure=True)
     except NotMeasuredError as error:
         notices.append(f"without this machine's peaks nothing can be priced: {error}")
         return None
@@ -118,7 +122,7 @@ def build(
     found = attribute(samples.full, describe(roots), timed, costs)
     device = device_account(samples.full, found.op_of)
 
-    checks = _checks(samples, held_out, found, costs)
+    checks = _checks(held_out, costs)
     notices += [
         f"the corrected time of {check.what} is {100 * check.error:+.0f} % off what was timed "
         "without the profiler; the machine may have been busy"
@@ -167,9 +171,7 @@ def _undisturbed(rounds: Sequence[Round]) -> list[Round]:
     return [rounds[i] for i in undisturbed(*sides)]
 
 
-def _checks(
-    samples: Samples, held_out: Sequence[Round], found: Attribution, costs: Costs
-) -> tuple[Check, ...]:
+def _checks(held_out: Sequence[Round], costs: Costs) -> tuple[Check, ...]:
     checks = []
     if held_out:
         ops, modules = count_events(held_out[0].recording)
@@ -177,14 +179,17 @@ def _checks(
         corrected = statistics.fmean(r.profiled_us for r in held_out) - cost_us
         timed = statistics.fmean(r.plain_us for r in held_out)
         checks.append(Check(what="held-out steps", corrected_us=corrected, timed_us=timed))
-    assert samples.full is not None
-    for path, timed_us in samples.module_us.items():
-        corrected = sum(
-            us
-            for i, us in found.module_times.items()
-            if samples.full.events[i].name == path and found.phase_of[i] == "forward"
+    for path in held_out[0].alone_us if held_out else ():
+        inside = [corrected_inside_us(r.recording, path, costs) for r in held_out]
+        alone = [r.alone_us[path] for r in held_out]
+        kept = undisturbed(inside, alone)
+        checks.append(
+            Check(
+                what=path or "the model",
+                corrected_us=statistics.fmean(inside[i] for i in kept),
+                timed_us=statistics.fmean(alone[i] for i in kept),
+            )
         )
-        checks.append(Check(what=path or "the model", corrected_us=corrected, timed_us=timed_us))
     return tuple(checks)
 
 

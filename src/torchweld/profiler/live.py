@@ -1,9 +1,9 @@
 """`tw.profile`: runs a model or a workload a few times and says where its time went.
 
 The first step is timed cold, some warm up, then steps without the profiler, with it, and with the
-modules shown to it take turns: the first set calibrates its cost, the second checks it. One more
-step, whose time is not used, records shapes and memory; some modules are timed alone, without the
-profiler.
+modules shown to it take turns: the first set calibrates its cost, the second checks it, with some
+modules timed alone in the same turns. One more step, whose time is not used, records shapes and
+memory.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from torchweld.errors import TorchweldError
-from torchweld.profiler.attribution import usual
 from torchweld.profiler.build import Samples, build, cuda_wait, heaviest_modules
 from torchweld.profiler.collect import record
 from torchweld.profiler.compiled import watch_compilation
 from torchweld.profiler.events import Recording
 from torchweld.profiler.instrument import Forward, Roots, instrumented, places, shadowed
-from torchweld.profiler.overhead import Round, measure_loop, step_us, undisturbed
+from torchweld.profiler.overhead import Round, measure_loop, step_us
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.steps import Loss, Step, model_step, workload_step
 
@@ -113,23 +111,23 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
         held_out = max(2, count // 2)
         done, total = 0, count + held_out
 
-        def take_round() -> Round:
+        def take_round(checked: Sequence[str] = ()) -> Round:
             nonlocal done
-            progress("profiling", 0.1 + 0.6 * done / total)
+            progress("profiling", 0.1 + 0.7 * done / total)
             done += 1
             plain_us, ops_us = runner.timed(), step_us(runner.recorded(modules=False))
-            return Round(plain_us=plain_us, ops_us=ops_us, recording=runner.recorded())
+            recording = runner.recorded()
+            alone_us = runner.modules_alone(checked) if checked else {}
+            return Round(plain_us=plain_us, ops_us=ops_us, recording=recording, alone_us=alone_us)
 
         runner.recorded()  # the first recording of a process sets things up
         samples.rounds = [take_round() for _ in range(count)]
-        samples.held_out = [take_round() for _ in range(held_out)]
-        progress("shapes and memory", 0.75)
-        samples.full = runner.recorded(shapes=True, memory=True, stacks=stacks)
-        progress("modules alone", 0.85)
         # A module that stands at several places cannot be told apart by a clock around it.
         single = {paths[0] for paths in places(step.roots).values() if len(paths) == 1}
         chosen = heaviest_modules([r.recording for r in samples.rounds], single, CHECKED_MODULES)
-        samples.module_us = runner.modules_alone(chosen, held_out)
+        samples.held_out = [take_round(chosen) for _ in range(held_out)]
+        progress("shapes and memory", 0.85)
+        samples.full = runner.recorded(shapes=True, memory=True, stacks=stacks)
     samples.compilation = watched.result(samples.full)
     samples.notices += watched.notices
     progress("accounting", 0.95)
@@ -176,19 +174,13 @@ class _Runner:
         with _without_gc(), instrumented(self.step.roots if modules else ()):
             return record(self.step.run, self._before_recording, **options)
 
-    def modules_alone(self, paths: Sequence[str], rounds: int) -> dict[str, float]:
-        """Usual µs a step in some modules, by a bare clock around their forward."""
-        steps_us, rows = [], []
-        for _ in range(rounds):
-            with _without_gc(), _clocked(self.step.roots, paths) as spent:
-                self._before_recording()
-                spent.update(dict.fromkeys(paths, 0.0))
-                begun = time.perf_counter()
-                self.step.run()
-                steps_us.append(1e6 * (time.perf_counter() - begun))
-            rows.append([1e6 * spent[path] for path in paths])
-        kept = np.array([rows[i] for i in undisturbed(steps_us)])
-        return dict(zip(paths, usual(kept), strict=True))
+    def modules_alone(self, paths: Sequence[str]) -> dict[str, float]:
+        """µs of one step in some modules, by a bare clock around their forward."""
+        with _without_gc(), _clocked(self.step.roots, paths) as spent:
+            self._before_recording()
+            spent.update(dict.fromkeys(paths, 0.0))
+            self.step.run()
+        return {path: 1e6 * seconds for path, seconds in spent.items()}
 
     def _before_recording(self) -> None:
         if self.short:

@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -45,11 +45,12 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The same step three times in turn, µs."""
+    """The same step three times in turn, or four, µs."""
 
     plain_us: float  # without the profiler
     ops_us: float  # with it, but the modules not shown to it
     recording: Recording  # with both
+    alone_us: dict[str, float] = field(default_factory=dict)  # modules, by a bare clock: path -> µs
 
     @property
     def profiled_us(self) -> float:
@@ -59,6 +60,20 @@ class Round:
 def step_us(recording: Recording) -> float:
     """Duration of the step as recorded."""
     return next((event.duration_us for event in recording.events if event.kind == STEP), 0.0)
+
+
+def corrected_inside_us(recording: Recording, path: str, costs: Costs) -> float:
+    """µs inside the calls of the module at `path`, without what recording them cost."""
+    events = recording.events
+    inside = [0.0] * len(events)
+    total = 0.0
+    for i in range(len(events) - 1, -1, -1):  # children stand behind their parents
+        event = events[i]
+        if event.kind == MODULE and event.name == path:
+            total += event.duration_us - inside[i]
+        if event.parent >= 0:
+            inside[event.parent] += inside[i] + costs.of(event)
+    return total
 
 
 def undisturbed(*sides: Sequence[float]) -> list[int]:
