@@ -13,6 +13,7 @@ from torchweld import hardware
 from torchweld.errors import NotMeasuredError
 from torchweld.hardware import Peaks
 from torchweld.profiler.attribution import Costs, Place, attribute, signature
+from torchweld.profiler.collect import has_cuda
 from torchweld.profiler.device import device_account, with_kernels
 from torchweld.profiler.events import MODULE, Recording
 from torchweld.profiler.instrument import Roots, is_compiled, places
@@ -213,5 +214,5 @@ def heaviest_modules(recordings: Sequence[Recording], allowed: set[str], count: 
 
 def cuda_wait() -> None:
     """A step has ended when its kernels have."""
-    if torch.cuda.is_available():
+    if has_cuda():
         torch.cuda.synchronize()

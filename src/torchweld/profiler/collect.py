@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,6 +54,12 @@ _PADDING = itertools.cycle(random.Random(0).sample(range(20, 220), 50))
 _LOG_LEVEL, _ERRORS_ONLY = "KINETO_LOG_LEVEL", "6"
 
 
+@cache
+def has_cuda() -> bool:
+    """Asked once: asking takes microseconds, inside what is timed."""
+    return torch.cuda.is_available()
+
+
 class Recorder:
     """Records between `start` and `stop`. One at a time in a process, as torch allows.
 
@@ -72,7 +79,7 @@ class Recorder:
         with _quiet():
             # Not torch.profiler.profile: starting that imports torch._inductor.
             self._profiler = torch_profiler.profile(
-                use_device="cuda" if torch.cuda.is_available() else None, **self._options
+                use_device="cuda" if has_cuda() else None, **self._options
             )
             self._profiler.__enter__()
 
@@ -91,7 +98,7 @@ class Recorder:
         """The one step that is recorded, to be entered once."""
         with range_named(STEP_MARK):
             yield
-            if torch.cuda.is_available():
+            if has_cuda():
                 torch.cuda.synchronize()
 
     def cancel(self) -> None:
@@ -104,7 +111,7 @@ class Recorder:
         profiler, self._profiler = self._profiler, None
         with _quiet():
             profiler.__exit__(None, None, None)
-        if torch.cuda.is_available():
+        if has_cuda():
             return _through_a_file(profiler)
         return _recording_of(profiler)
 
