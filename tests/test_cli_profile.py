@@ -15,7 +15,6 @@ from torchweld.cli import profile as verb
 from torchweld.cli.main import run
 from torchweld.cli.writing import check_targets
 from torchweld.errors import NotMeasuredError, TorchweldError
-from torchweld.files import write_whole
 from torchweld.profiler.profile import Profile
 from torchweld.report import chrome_trace
 
@@ -234,13 +233,6 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_work(
     monkeypatch.setattr("torchweld.cli.writing.tempfile.TemporaryFile", refuse)
     with pytest.raises(TorchweldError, match="cannot be written"):
         check_targets({"--save": tmp_path / "x"}, force=False)
-
-
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(TorchweldError, match="cannot be written"):
-        write_whole(tmp_path / "taken", "text")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 # ---- exit codes ----

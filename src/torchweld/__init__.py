@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchweld.blocks import Layer
     from torchweld.diagnosis import Finding, diagnose
     from torchweld.diffing import Diff, diff
+    from torchweld.discovery.finding import find
     from torchweld.errors import TorchweldError
     from torchweld.expecting import ExpectationError, expect
     from torchweld.functional import linears, mlp
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from torchweld.measuring import Comparison, compare
     from torchweld.modules import FusedMLP
     from torchweld.packing import packed_bytes, repack
+    from torchweld.planning.plan import Plan
+    from torchweld.planning.planner import apply, fuse, plan, plan_of
     from torchweld.profiler.account import Account, account
     from torchweld.profiler.live import profile
     from torchweld.profiler.loop import profiling
     from torchweld.profiler.profile import Profile
     from torchweld.profiler.trace import read_trace
+    from torchweld.swap import disabled, undo
 
 __version__ = "0.1.0"
 
@@ -39,21 +43,29 @@ _WHERE = {
     "FusedMLP": "modules",
     "Inputs": "inputs",
     "Layer": "blocks",
+    "Plan": "planning.plan",
     "Profile": "profiler.profile",
     "TorchweldError": "errors",
     "account": "profiler.account",
+    "apply": "planning.planner",
     "compare": "measuring",
     "diagnose": "diagnosis",
     "diff": "diffing",
+    "disabled": "swap",
     "expect": "expecting",
+    "find": "discovery.finding",
+    "fuse": "planning.planner",
     "linears": "functional",
     "mlp": "functional",
     "packed_bytes": "packing",
+    "plan": "planning.planner",
+    "plan_of": "planning.planner",
     "profile": "profiler.live",
     "profiling": "profiler.loop",
     "read_trace": "profiler.trace",
     "record": "inputs",
     "repack": "packing",
+    "undo": "swap",
 }
 __all__ = [
     "Account",
@@ -64,21 +76,29 @@ __all__ = [
     "FusedMLP",
     "Inputs",
     "Layer",
+    "Plan",
     "Profile",
     "TorchweldError",
     "account",
+    "apply",
     "compare",
     "diagnose",
     "diff",
+    "disabled",
     "expect",
+    "find",
+    "fuse",
     "linears",
     "mlp",
     "packed_bytes",
+    "plan",
+    "plan_of",
     "profile",
     "profiling",
     "read_trace",
     "record",
     "repack",
+    "undo",
 ]
 assert _ops
 

@@ -14,11 +14,12 @@ import click
 
 from torchweld.cli.bench import bench
 from torchweld.cli.diff import diff
+from torchweld.cli.fuse import fuse
 from torchweld.cli.info import info
 from torchweld.cli.profile import profile
 from torchweld.errors import TorchweldError
 
-COMMANDS: tuple[click.Command, ...] = (info, profile, diff, bench)
+COMMANDS: tuple[click.Command, ...] = (info, profile, diff, fuse, bench)
 
 
 @click.group(
