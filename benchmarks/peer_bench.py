@@ -27,7 +27,7 @@ from torchweld.verification import judge, scales_of
 
 MIN_ROUNDS = 20
 # A burst of other work spoils the rounds it meets, and a comparison that cannot get enough of them
-# gives up early; in an hour some cells meet one.
+# gives up early; in an hour some cells meet one. Each attempt takes longer than the one before.
 ATTEMPTS = 3
 PROBE_S = 0.2
 
@@ -210,13 +210,15 @@ class Bench:
     def _compared(self, others: Sequence[str], spot: Spot) -> dict[str, Comparison]:
         names = ["torchweld", *others]
         sides = [WorkerSide(self.stage, name, spot.cold) for name in names]
-        for _ in range(ATTEMPTS):
-            found = self._paired(sides, names)
+        for attempt in range(ATTEMPTS):
+            found = self._paired(sides, names, patience=attempt + 1)
             if all(comparison.rounds >= MIN_ROUNDS for comparison in found.values()):
                 break
         return {name: replace(comparison, cold=spot.cold) for name, comparison in found.items()}
 
-    def _paired(self, sides: Sequence[Side], names: Sequence[str]) -> dict[str, Comparison]:
+    def _paired(
+        self, sides: Sequence[Side], names: Sequence[str], patience: int = 1
+    ) -> dict[str, Comparison]:
         """The first side against each other one, in the time that 20 rounds need at least."""
         others = len(sides) - 1
         if others < 1:
@@ -233,7 +235,7 @@ class Bench:
             *sides,
             names=names,
             min_rounds=MIN_ROUNDS,
-            budget_s=max(self.seconds, needed_s) / others,
+            budget_s=patience * max(self.seconds, needed_s) / others,
             seed=SEED,
             threads=self.stage.threads,
         )
