@@ -10,13 +10,14 @@ from typing import Literal
 
 from torchweld.discovery.found import Block
 
-BackendName = Literal["cpu", "torch", "reference"]
+BackendName = Literal["cpu", "torch", "reference", "compile"]
 
 # Without a packed copy, and with one.
 _MODES = {
     "cpu": ("natural", "packed"),
     "torch": ("aten", "mkldnn"),
     "reference": ("eager", "eager"),
+    "compile": ("inductor", "inductor"),
 }
 
 
@@ -69,6 +70,6 @@ class Decision:
             elif first <= end:
                 found.append(f"its table has two choices for {first} rows; ranges must not overlap")
             end = max(end, last)
-            if choice == Choice(backend="reference", packed=True):
-                found.append("backend reference keeps no packed copy; give packed=False")
+            if choice is not None and choice.packed and choice.backend in ("reference", "compile"):
+                found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
         return found

@@ -25,7 +25,15 @@ from torchweld.welded import Welded, welded_class
 from torchweld.welding.binding import place_of
 from torchweld.welding.checking import Checking
 from torchweld.welding.joint import Joint
-from torchweld.welding.structure import KEY, Structure, inside, plain_class, release, steps_of
+from torchweld.welding.structure import (
+    KEY,
+    PLAN_KEY,
+    Structure,
+    inside,
+    plain_class,
+    release,
+    steps_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +247,8 @@ def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
         if module._torchweld is not None:
             module._torchweld.drop_copies()
         release(module)
+    if wanted is None:
+        _plain_root(model).__dict__.pop(PLAN_KEY, None)
     return model
 
 

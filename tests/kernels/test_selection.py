@@ -46,7 +46,7 @@ class Fake:
 
 
 def test_the_order_of_preference() -> None:
-    assert [backend.name for backend in BACKENDS] == ["cpu", "torch", "reference"]
+    assert [backend.name for backend in BACKENDS] == ["cpu", "torch", "reference", "compile"]
 
 
 def test_the_first_that_can_is_taken_and_the_others_reasons_are_kept() -> None:

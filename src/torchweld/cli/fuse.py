@@ -15,6 +15,7 @@ from torchweld.planning.plan import Plan
 from torchweld.planning.planner import plan as make_plan
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile
+from torchweld.profiler.profile import Profile
 from torchweld.records import to_plain
 from torchweld.targets import resolve
 
@@ -29,6 +30,8 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
 @click.option("--training", is_flag=True, help="Weld for training: gradients are verified too.")
 @click.option("--quick", is_flag=True, help="About ten seconds of measuring instead of a minute.")
+@click.option("--with-compile", is_flag=True, help="Try torch.compile of each block too.")
+@click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
 @click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
 @click.option("--json", "json_wanted", is_flag=True, help="Print the plan as JSON.")
@@ -38,6 +41,8 @@ def fuse(
     inputs: tuple[str, ...],
     training: bool,
     quick: bool,
+    with_compile: bool,
+    afresh: bool,
     no_profile: bool,
     out: Path | None,
     json_wanted: bool,
@@ -53,6 +58,7 @@ def fuse(
     chosen = resolve(target, inputs, training=training)
     given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
     console = screen()
+    found: Profile | None = None
     if not (no_profile or json_wanted):
         with progress_shown() as progress:
             found = profile(chosen.model, given, training=training, progress=progress)
@@ -60,7 +66,16 @@ def fuse(
         view = report.View(width=console.width)
         put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
     with progress_shown() as progress:
-        made = make_plan(chosen.model, given, training=training, quick=quick, progress=progress)
+        made = make_plan(
+            chosen.model,
+            given,
+            training=training,
+            quick=quick,
+            with_compile=with_compile,
+            profile=found,
+            remember=not afresh,
+            progress=progress,
+        )
     if out is not None:
         made.save(out)
     if json_wanted:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torchweld.diagnosis.case import Case
+from torchweld.diagnosis.chains import linears_of
 from torchweld.diagnosis.findings import Draft, Finding, bound_of, union
 from torchweld.diagnosis.rules_device import device_copies, device_idle
 from torchweld.diagnosis.rules_fusion import mlp_blocks, pointwise_chains, shared_inputs
@@ -22,11 +23,12 @@ from torchweld.diagnosis.rules_host import (
     recompilation,
 )
 from torchweld.diagnosis.rules_products import few_rows, slow_half
+from torchweld.diagnosis.welding import weld
 from torchweld.errors import TorchweldError
 from torchweld.profiler.account import Account, account
 from torchweld.profiler.profile import Profile
 
-__all__ = ["RULES", "Finding", "combined_bound", "diagnose"]
+__all__ = ["RULES", "Finding", "combined_bound", "diagnose", "welding_bound"]
 
 Rule = Callable[[Case], list[Draft]]
 
@@ -82,6 +84,20 @@ def combined_bound(
             )
         chosen.append(draft)
     return bound_of(case.settled_us(union(draft.claims for draft in chosen)), case.step_us)
+
+
+def welding_bound(profile: Profile, accounted: Account | None = None) -> float:
+    """The most that welding every MLP and every Linear could win: a speed-up of the step.
+
+    Unlike the findings it counts Linears that are near their roofline already.
+    """
+    case = Case(profile, accounted if accounted is not None else account(profile))
+    if not case.ops or case.step_us <= 0:
+        return 1.0
+    drafts = [draft for rule in (mlp_blocks, shared_inputs, slow_half) for draft in rule(case)]
+    linears = weld(case, [[i] for i in sorted(linears_of(case))])
+    claims = union([linears.claims, *(draft.claims for draft in drafts)])
+    return bound_of(case.settled_us(claims), case.step_us)
 
 
 def _drafts(case: Case) -> list[tuple[Draft, float]]:

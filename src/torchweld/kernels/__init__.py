@@ -13,11 +13,16 @@ from dataclasses import dataclass
 import torch
 
 from torchweld.errors import BlockError, UnsupportedError
-from torchweld.kernels import cpu, fused_torch, reference
+from torchweld.kernels import compiled, cpu, fused_torch, reference
 from torchweld.kernels.base import Backend, Block, Runner, refusal_text
 from torchweld.names import known
 
-BACKENDS: tuple[Backend, ...] = (cpu.BACKEND, fused_torch.BACKEND, reference.BACKEND)
+BACKENDS: tuple[Backend, ...] = (
+    cpu.BACKEND,
+    fused_torch.BACKEND,
+    reference.BACKEND,
+    compiled.BACKEND,
+)
 
 __all__ = ["BACKENDS", "Backend", "Block", "Choice", "Refusal", "Runner", "select"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block, Refusal
 from torchweld.errors import TorchweldError
+from torchweld.files import write_whole
 from torchweld.records import RecordError, from_plain, to_plain
 
 FORMAT = 1
@@ -43,6 +44,7 @@ class Tuning:
     trials: tuple[Trial, ...]
     chosen: Choice | None
     reason: str
+    remembered: bool = False  # times are from an earlier plan on this machine
 
     @property
     def best(self) -> Trial | None:
@@ -81,10 +83,20 @@ class Whole:
     interval: tuple[float, float]
     before_us: float
     after_us: float
+    predicted: float  # the most that diagnosis says can be won; 0 where it was not asked
     saved_us: float  # what the blocks' own measurements promised
     ceiling: float  # the most that any kernel could reach; 0 where it was not measured
     error_ratio: float  # of the output, to eager's own error; 0 where it was not measured
+    against: str = ""  # what the error was judged against
+    remembered: bool = False  # times are from an earlier plan on this machine
     reason: str = ""
+
+    @property
+    def promised(self) -> float:
+        """What the blocks' own gains make of the whole, as a speed-up; 0 where none was timed."""
+        if self.saved_us <= 0 or self.before_us <= 0:
+            return 0.0
+        return self.before_us / max(self.before_us - self.saved_us, 1e-3 * self.before_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +130,8 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; an existing file is replaced whole."""
-        target = Path(path)
-        fresh = target.with_name(f".{target.name}.{os.getpid()}")
         text = json.dumps({"torchweld_plan": FORMAT, **to_plain(self)}, allow_nan=False, indent=1)
-        try:
-            fresh.write_text(text + "\n")
-            fresh.replace(target)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise TorchweldError(f"the plan cannot be saved as {target}: {error}") from error
+        write_whole(path, text + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:

@@ -7,8 +7,9 @@ welded in place. fuse: both.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,25 +17,30 @@ import torch
 from torch import nn
 
 from torchweld import hardware
-from torchweld.decisions import Decision
-from torchweld.discovery.finding import find
-from torchweld.discovery.found import Blocks
-from torchweld.errors import TorchweldError
-from torchweld.inputs import as_workloads
+from torchweld.decisions import Choice, Decision
+from torchweld.diagnosis import welding_bound
+from torchweld.discovery.finding import find, reread
+from torchweld.discovery.found import Block, Blocks
+from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.inputs import Workload, as_workloads
 from torchweld.names import known
+from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Plan, Planned, Whole
-from torchweld.planning.tuning import Group, Key, tune, verify_choice
+from torchweld.planning.tuning import SETTLED, Group, Key, choices_for, tune, verify_choice
 from torchweld.planning.whole import measure_whole
-from torchweld.swap import undo, weld
+from torchweld.profiler.live import profile as make_profile
+from torchweld.profiler.profile import Profile
+from torchweld.swap import decisions_of, undo, weld
+from torchweld.verifying import put_back
+from torchweld.welding.structure import PLAN_KEY
 
 Progress = Callable[[str, float], None]
 OnMismatch = Literal["raise", "verify", "skip"]
-_PLAN = "_torchweld_plan"
 
 BUDGET_S = 60.0
 QUICK_S = 10.0
-# Of the budget, for the whole model before and after.
-WHOLE_SHARE = 0.3
+# Of the budget, for the whole model before and after, and for the profile that predicts its gain.
+WHOLE_SHARE, PROFILE_SHARE = 0.3, 0.2
 
 
 def plan(
@@ -45,51 +51,153 @@ def plan(
     force: bool = False,
     quick: bool = False,
     budget_s: float | None = None,
+    with_compile: bool = False,
+    profile: Profile | None = None,
+    remember: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """What of the model is worth welding on these inputs: found, verified, measured.
 
-    The model is left as it was. `force` welds all that verifies and times nothing. `quick` takes
-    about ten seconds instead of a minute; `budget_s` sets the time for measuring. `progress` is
-    called with what is being done and how far it is (0 to 1).
+    The model is left as it was, welded or not. `force` welds all that verifies and times nothing.
+
+    quick:         about ten seconds instead of a minute; budget_s sets the time
+    with_compile:  torch.compile of each block is tried too, which takes seconds a shape
+    profile:       of these inputs, to predict the gain from; made here if there is time
+    remember:      take times that were measured for the same shapes before, and keep new ones
+    progress:      called with what is being done and how far it is (0 to 1)
     """
+    begun_s = time.perf_counter()
     say = progress or (lambda doing, share: None)
     budget_s = budget_s if budget_s is not None else QUICK_S if quick else BUDGET_S
     workloads = as_workloads(inputs)
-    undo(model)
-    with _mode(model, training):
+    memory = Memory.of_this_machine() if remember else Memory(None)
+    with _unwelded(model), torch.random.fork_rng(devices=[]), put_back(model, training):
         say("finding blocks", 0.0)
-        blocks = find(model, inputs)
-        tuned = tune(
-            model,
-            blocks,
-            training=training,
-            force=force,
-            budget_s=budget_s * (1 - WHOLE_SHARE),
-            progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.6 * share),
-        )
-        made = _plan_of(model, blocks, tuned, training, force)
-        whole: list[Whole] = []
-        if made.decisions and not force:
-            each_s = budget_s * WHOLE_SHARE / len(workloads)
-            for i, workload in enumerate(workloads):
-                say(f"the whole model, {workload.name}", 0.7 + 0.3 * i / len(workloads))
-                whole.append(
-                    measure_whole(
-                        model,
-                        made.decisions,
-                        tuned,
-                        workload,
-                        training=training,
-                        budget_s=each_s,
-                    )
-                )
-    copied = sum(
-        max((t.best.copied_bytes for t in one.tunings if t.best is not None), default=0)
-        for one in tuned
-    )
+        blocks = find(model, inputs, training=training)
+        with torch.inference_mode(False):
+            tuned = tune(
+                model,
+                blocks,
+                training=training,
+                force=force,
+                choices=choices_for(training, with_compile),
+                deadline_s=begun_s + budget_s * (1 - WHOLE_SHARE - PROFILE_SHARE),
+                memory=memory,
+                progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.5 * share),
+            )
+            made = _plan_of(model, blocks, tuned, training, force)
+            notices = list(made.notices)
+            whole: list[Whole] = []
+            if made.decisions and not force:
+                end_s = begun_s + budget_s
+                whole = _wholes(model, made, workloads, profile, training, end_s, memory, say)
+                made, more = _without_wrong(made, whole)
+                notices += more
+    if memory.notice:
+        notices.append(memory.notice)
     say("done", 1.0)
-    return replace(made, whole=tuple(whole), copied_bytes=copied)
+    return replace(
+        made, whole=tuple(whole), copied_bytes=_copied_bytes(made), notices=tuple(notices)
+    )
+
+
+def _wholes(
+    model: nn.Module,
+    made: Plan,
+    workloads: Sequence[Workload],
+    profile: Profile | None,
+    training: bool,
+    end_s: float,
+    memory: Memory,
+    say: Progress,
+) -> list[Whole]:
+    """Each workload before and after, in the time that is left."""
+    if hardware.peaks() is None:
+        say("measuring this machine's peaks", 0.6)
+        with suppress(NotMeasuredError):  # then there is no ceiling to show
+            hardware.peaks(measure=True)
+    found = []
+    for i, workload in enumerate(workloads):
+        say(f"the whole model, {workload.name}", 0.65 + 0.35 * i / len(workloads))
+        each_s = max(end_s - time.perf_counter(), 1.0) / (len(workloads) - i)
+        about = (made.structure, workload.name, training, made.decisions)
+        # A callable's name does not say what it does.
+        kept = memory.recall(about, Whole) if workload.inputs is not None else None
+
+        def predict(workload: Workload = workload, each_s: float = each_s) -> float:
+            given = profile if len(workloads) == 1 else None
+            say(f"profiling {workload.name}", 0.9)
+            return _predicted(model, workload, given, training, each_s)
+
+        one = measure_whole(
+            model,
+            made.decisions,
+            made.planned,
+            workload,
+            training=training,
+            budget_s=each_s * WHOLE_SHARE / (WHOLE_SHARE + PROFILE_SHARE),
+            predict=predict,
+            kept=kept,
+        )
+        if kept is None and one.verdict in SETTLED:
+            memory.keep(about, one)
+        found.append(one)
+    return found
+
+
+def _predicted(
+    model: nn.Module, workload: Workload, given: Profile | None, training: bool, each_s: float
+) -> float:
+    """The most that diagnosis says welding can win; 0 where there is no profile, nor time."""
+    if given is None:
+        if each_s < QUICK_S:
+            return 0.0
+        source = workload.inputs if workload.inputs is not None else workload.run
+        try:
+            given = make_profile(model, source, training=training)
+        except TorchweldError:  # what cannot be profiled can be welded all the same
+            return 0.0
+    return welding_bound(given)
+
+
+def _without_wrong(made: Plan, whole: Sequence[Whole]) -> tuple[Plan, list[str]]:
+    """Nothing is kept of a plan whose whole does not give the same numbers."""
+    wrong = [one for one in whole if one.verdict == "wrong"]
+    if not wrong:
+        return made, []
+    planned = tuple(
+        replace(
+            one,
+            tunings=tuple(
+                replace(t, chosen=None, reason="the whole model gave other numbers")
+                for t in one.tunings
+            ),
+        )
+        for one in made.planned
+    )
+    said = [f"nothing is welded: on {one.workload} {one.reason}" for one in wrong]
+    return replace(made, planned=planned), said
+
+
+def _copied_bytes(made: Plan) -> int:
+    """Of all blocks: one copy each, however many row counts use it."""
+    return sum(
+        max((t.best.copied_bytes for t in one.tunings if t.best is not None), default=0)
+        for one in made.planned
+        if one.welded
+    )
+
+
+@contextmanager
+def _unwelded(model: nn.Module) -> Iterator[None]:
+    """Inside, the model runs its own code; what was welded is welded again afterwards."""
+    decisions = decisions_of(model)
+    undo(model)
+    try:
+        yield
+    finally:
+        if decisions:
+            weld(model, decisions)
 
 
 def _plan_of(
@@ -108,26 +216,6 @@ def _plan_of(
     )
 
 
-@contextmanager
-def _mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Inside, the model is in train or eval mode; gradients and random numbers are kept."""
-    modes = [(module, module.training) for module in model.modules()]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()] if training else []
-    try:
-        with torch.random.fork_rng():
-            model.train(training)
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, grad in grads:
-            parameter.grad = grad
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-
 def structure_of(model: nn.Module) -> str:
     """A hash of names, shapes and types; the same in every process."""
     root = getattr(model, "_orig_mod", model)
@@ -143,23 +231,37 @@ def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn
 
     If the plan was made on another machine, for another torch or another model, "raise" refuses,
     "verify" checks the numbers of every block again and leaves out what fails, and "skip" leaves
-    out the blocks that do not fit the model.
+    out the blocks that do not fit the model. A model that is welded already is welded anew, by this
+    plan alone.
     """
     known(on_mismatch, ("raise", "verify", "skip"), "on_mismatch")
-    differences = mismatches(model, plan)
-    decisions = list(plan.decisions)
-    if differences:
-        if on_mismatch == "raise":
-            raise TorchweldError(
-                f"the plan does not fit: {'; '.join(differences)}; plan again, or give "
-                'on_mismatch="verify" or "skip"'
-            )
-        decisions = [d for d in decisions if _fits(model, d)]
-        if on_mismatch == "verify":
-            decisions = [d for d in decisions if _right(model, d)]
-    weld(model, decisions)
-    model.__dict__[_PLAN] = plan
+    root = getattr(model, "_orig_mod", model)
+    before = decisions_of(model)
+    undo(model)
+    try:
+        decisions = _fitting(root, plan, on_mismatch)
+        weld(model, decisions)
+    except BaseException:
+        if before:
+            weld(model, before)
+        raise
+    root.__dict__[PLAN_KEY] = plan
     return model
+
+
+def _fitting(root: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> list[Decision]:
+    """The decisions that are to be carried out; raises if there is a mismatch that may not be."""
+    elsewhere, changed = mismatches(root, plan), changed_blocks(root, plan)
+    if on_mismatch == "raise" and (elsewhere or changed):
+        listed = [*elsewhere, *(f"{path or 'the model'}: {why}" for path, why in changed.items())]
+        raise TorchweldError(
+            f"the plan does not fit: {'; '.join(listed)}; plan again, or give "
+            'on_mismatch="verify" or "skip"'
+        )
+    decisions = [d for d in plan.decisions if d.block.path not in changed]
+    if on_mismatch == "verify" and (elsewhere or changed):
+        decisions = [d for d in decisions if _right(root, d)]
+    return decisions
 
 
 def mismatches(model: nn.Module, plan: Plan) -> list[str]:
@@ -174,22 +276,28 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     return found
 
 
-def _fits(model: nn.Module, decision: Decision) -> bool:
-    try:
-        weld(model, [decision])
-    except TorchweldError:
-        return False
-    return True
+def changed_blocks(model: nn.Module, plan: Plan) -> dict[str, str]:
+    """Path of each planned block that the model computes otherwise now -> what differs."""
+    found = {}
+    for decision in plan.decisions:
+        block = decision.block
+        now = reread(model, block)
+        if not isinstance(now, Block):
+            found[block.path] = now.reason
+        elif now.structure != block.structure:
+            found[block.path] = f"computes {now.form}, or on other shapes, and not {block.form}"
+        elif now.kind != block.kind:
+            found[block.path] = f"is a {now.kind} and not a {block.kind}"
+    return found
 
 
 def _right(model: nn.Module, decision: Decision) -> bool:
     block = decision.block
-    key = Key(block.form, (), block.dtype, block.calls[0].rows, True)
+    rows = block.calls[0].rows
+    key = Key(block.form, (), block.dtype, rows, True, decision.training)
     group = Group(key=key, blocks=[block], calls=[block.calls[0]])
-    return all(
-        verify_choice(model, group, choice, decision.training).verified
-        for choice in decision.choices
-    )
+    choices: tuple[Choice, ...] = decision.choices
+    return all(verify_choice(model, group, choice).verified for choice in choices)
 
 
 def fuse(
@@ -203,10 +311,13 @@ def fuse(
 ) -> nn.Module:
     """Plan and apply in one step; `tw.plan_of(model)` says what was done and why."""
     made = plan(model, inputs, training=training, quick=quick, budget_s=budget_s, progress=progress)
-    return apply(model, made)
+    undo(model)
+    weld(model, made.decisions)  # found in this very model: nothing to compare
+    getattr(model, "_orig_mod", model).__dict__[PLAN_KEY] = made
+    return model
 
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a model was welded by, None if there is none."""
-    found = model.__dict__.get(_PLAN)
-    return found if isinstance(found, Plan) else None
+    found = getattr(model, "_orig_mod", model).__dict__.get(PLAN_KEY)
+    return found if isinstance(found, Plan) and decisions_of(model) else None

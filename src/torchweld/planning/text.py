@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torchweld.paths import grouped_paths
 from torchweld.planning.plan import Plan, Planned, Tuning, Whole
 
-COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "interval", "error", "copy")
+WIDTH = 100
+COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "error", "copy")
 
 
 def plan_text(plan: Plan) -> str:
@@ -46,30 +47,40 @@ def sentence(plan: Plan) -> str:
     if singles or len(found) > all_chains:
         parts.append(f"{singles} of {len(found) - all_chains} Linears")
     text = f"welded {' and '.join(parts)}"
-    measured = [one for one in plan.whole if one.verdict != "not measured"]
-    gains = [
-        f"{one.speedup:.2f}x {one.verdict} ({one.interval[0]:.2f}–{one.interval[1]:.2f}) at "
-        f"{one.workload}"
-        if one.verdict != "same"
-        else f"as fast as before at {one.workload}"
-        for one in measured
-    ]
-    if gains:
-        text += f": {'; '.join(gains)}"
-        worst = max(one.error_ratio for one in measured)
-        text += f", output error {worst:.1f} of what is allowed"
+    measured = [one for one in plan.whole if one.verdict not in ("not measured", "wrong")]
+    if gains := "; ".join(map(_gain, measured)):
+        text += f": {gains}"
+        errors = [one.error_ratio for one in measured if one.error_ratio > 0]
+        if errors:
+            text += f", output error {max(errors):.2g}x of eager's"
+    elif not plan.forced:
+        text += ": the whole model was not measured"
     return f"{text}, {plan.copied_bytes / 1e6:.0f} MB more memory"
 
 
+def _gain(one: Whole) -> str:
+    if one.verdict == "same":
+        return f"as fast as before at {one.workload}"
+    low, high = one.interval
+    speedup = one.speedup
+    if one.verdict == "slower":
+        speedup, low, high = 1 / speedup, 1 / high, 1 / low
+    return f"{speedup:.2f}x {one.verdict} ({low:.2f}–{high:.2f}) at {one.workload}"
+
+
 def _whole(one: Whole) -> str:
-    if one.verdict == "not measured":
-        return f"{one.workload}: not measured, {one.reason}"
-    promised = one.before_us / (one.before_us - one.saved_us) if one.saved_us else 1.0
-    text = (
-        f"{one.workload}: {_time(one.before_us)} before, {_time(one.after_us)} after; the blocks "
-        f"promised {promised:.2f}x, measured {one.speedup:.2f}x"
-    )
-    return text + (f", ceiling {one.ceiling:.2f}x" if one.ceiling else "")
+    if one.verdict in ("not measured", "wrong"):
+        return f"{one.workload}: {one.verdict}, {one.reason}"
+    gains = [
+        (one.predicted, "diagnosis: at most"),
+        (one.promised, "the blocks promise"),
+        (one.speedup, "measured"),
+        (one.ceiling, "ceiling"),
+    ]
+    shown = ", ".join(f"{name} {gain:.2f}x" for gain, name in gains if gain)
+    times = f"{_time(one.before_us)} before, {_time(one.after_us)} after"
+    earlier = " (measured by an earlier plan)" if one.remembered else ""
+    return f"{one.workload}: {times}{earlier}; {shown}"
 
 
 def _time(us: float) -> str:
@@ -83,7 +94,10 @@ def _table(planned: Sequence[Planned]) -> list[str]:
             rows.append((names, one.block.form, *_cells(tuning)))
             names = ""
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    widths[0], widths[1] = min(widths[0], 34), min(widths[1], 26)
+    # Names give way first, forms second.
+    for column, least in ((0, 24), (1, 14)):
+        excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+        widths[column] = max(min(widths[column], least), widths[column] - max(excess, 0))
     return [
         "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
@@ -111,16 +125,15 @@ def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
 def _cells(tuning: Tuning) -> tuple[str, ...]:
     best = tuning.best
     if best is None:
-        return str(tuning.rows), "original", "", "", "", ""
+        return str(tuning.rows), "original", "", "", ""
     choice = f"{best.choice.backend} {best.choice.mode}"
     if best.speedup <= 0:
-        return str(tuning.rows), choice, "", "", f"{best.error_ratio:.2f}", ""
+        return str(tuning.rows), choice, "", f"{best.error_ratio:.2f}", ""
     low, high = best.interval
     return (
         str(tuning.rows),
         choice,
-        f"{best.speedup:.2f}",
-        f"{low:.2f}–{high:.2f}",
+        f"{best.speedup:.2f} ({low:.2f}–{high:.2f})",
         f"{best.error_ratio:.2f}",
-        f"{best.copied_bytes / 1e6:.3g} MB" if best.copied_bytes else "",
+        f"{best.copied_bytes / 1e6:.1f} MB" if best.copied_bytes else "",
     )

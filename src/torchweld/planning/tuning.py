@@ -2,13 +2,12 @@
 
 Blocks that compute the same on weights of the same shape are tried together, one after the other
 with the weights of each, as the model calls them: so the weights of one have left the cache when
-its turn comes again, if they do so in the model. In: a model, its blocks. Out: `Planned`s.
+its turn comes again, if they do so in the model. All ways are timed in the same rounds.
+In: a model, its blocks. Out: `Planned`s.
 """
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +15,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from torchweld.blocks import parse_spec
-from torchweld.decisions import Choice, Decision
+from torchweld.blocks import LayerForm, parse_spec, split_tensors
+from torchweld.decisions import Choice
 from torchweld.discovery.found import Block, Call
-from torchweld.errors import TorchweldError
-from torchweld.hardware import hardware
 from torchweld.kernels import BACKENDS
 from torchweld.kernels.base import Block as Form
-from torchweld.measuring import Comparison, compare
+from torchweld.measuring import Comparison
+from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Planned, Trial, Tuning
-from torchweld.swap import undo, weld
-from torchweld.verification import check_block
+from torchweld.planning.timing import input_like, time_choices
+from torchweld.verification import Judgement, check_block
 
 INFERENCE_CHOICES = (
     Choice(backend="cpu", packed=True),
@@ -34,11 +32,16 @@ INFERENCE_CHOICES = (
     Choice(backend="torch"),
 )
 TRAINING_CHOICES = (Choice(backend="cpu"),)
-# More instances than this say nothing new, and would only take time.
-MOST_INSTANCES = 16
-# A block is verified on this many rows at most: rows are alike, and float64 is slow.
+COMPILED = Choice(backend="compile")
+# A block is verified on this many rows and columns at most: they are alike, and float64 is slow
+# and large.
 MOST_VERIFIED_ROWS = 32
-LEAST_BUDGET_S, MOST_BUDGET_S = 0.25, 3.0
+MOST_VERIFIED_COLUMNS = 4096
+# A copy of the weights has to be worth its memory: so much faster than the best way without.
+COPY_GAIN = 1.03
+
+# What need not be tried again.
+SETTLED = ("faster", "slower", "same", "cannot serve")
 
 Progress = Callable[[str, float], None]
 
@@ -52,6 +55,7 @@ class Key:
     dtype: str
     rows: int
     contiguous: bool
+    training: bool
 
 
 @dataclass(kw_only=True)
@@ -67,39 +71,40 @@ class Group:
         return f"{self.blocks[0].path or 'the model'} × {len(self.blocks)}, {self.key.rows} rows"
 
 
+def choices_for(training: bool, with_compile: bool) -> tuple[Choice, ...]:
+    """What is tried, apart from leaving the block as it is."""
+    choices = TRAINING_CHOICES if training else INFERENCE_CHOICES
+    return (*choices, COMPILED) if with_compile else choices
+
+
 def tune(
     model: nn.Module,
     blocks: Sequence[Block],
     *,
     training: bool,
     force: bool,
-    budget_s: float,
+    choices: Sequence[Choice],
+    deadline_s: float,
+    memory: Memory,
     progress: Progress,
 ) -> list[Planned]:
-    """Every block with what was tried and chosen for it; the model is left unwelded."""
-    groups = group(model, blocks)
-    choices = TRAINING_CHOICES if training else INFERENCE_CHOICES
-    deadline_s = time.perf_counter() + budget_s
+    """Every block with what was tried and chosen for it; the model is left unwelded.
+
+    Each group has its share of the time until `deadline_s`, by `time.perf_counter`; what one does
+    not use is left to the others. What was measured before is taken from `memory`.
+    """
+    groups = group(model, blocks, training)
     tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
     for done, one in enumerate(groups):
         progress(one.name, done / len(groups))
         left_s = deadline_s - time.perf_counter()
-        each_s = left_s / ((len(groups) - done) * len(choices))
-        tuning = _tune_group(model, one, choices, training, force, each_s)
+        tuning = _tune_group(model, one, choices, force, left_s / (len(groups) - done), memory)
         for block, call in zip(one.blocks, one.calls, strict=True):
-            tunings[block.path].append(
-                Tuning(
-                    rows=tuning.rows,
-                    count=call.count,
-                    trials=tuning.trials,
-                    chosen=tuning.chosen,
-                    reason=tuning.reason,
-                )
-            )
+            tunings[block.path].append(replace(tuning, count=call.count))
     return [Planned(block=block, tunings=tuple(tunings[block.path])) for block in blocks]
 
 
-def group(model: nn.Module, blocks: Sequence[Block]) -> list[Group]:
+def group(model: nn.Module, blocks: Sequence[Block], training: bool) -> list[Group]:
     """Blocks by key, in the order of the model."""
     found: dict[Key, Group] = {}
     for block in blocks:
@@ -109,11 +114,10 @@ def group(model: nn.Module, blocks: Sequence[Block]) -> list[Group]:
             if call.rows > 0:
                 by_rows.setdefault((call.rows, call.contiguous), []).append(call)
         for (rows, contiguous), calls in by_rows.items():
-            key = Key(block.form, shapes, block.dtype, rows, contiguous)
+            key = Key(block.form, shapes, block.dtype, rows, contiguous, training)
             one = found.setdefault(key, Group(key=key, blocks=[], calls=[]))
-            if block not in one.blocks:
-                one.blocks.append(block)
-                one.calls.append(calls[0])
+            one.blocks.append(block)
+            one.calls.append(replace(calls[0], count=sum(call.count for call in calls)))
     return list(found.values())
 
 
@@ -138,39 +142,74 @@ def _tune_group(
     model: nn.Module,
     one: Group,
     choices: Sequence[Choice],
-    training: bool,
     force: bool,
-    each_s: float,
+    budget_s: float,
+    memory: Memory,
 ) -> Tuning:
+    if force:
+        return _forced(model, one, choices)
+    about = (one.key, len(one.blocks), tuple(choices))
+    kept = memory.recall(about, Tuning)
+    if kept is not None:
+        return _verified_again(model, one, kept)
+    begun_s = time.perf_counter()
+    trials = {choice: verify_choice(model, one, choice) for choice in choices}
+    left_s = budget_s - (time.perf_counter() - begun_s)
+    good = [choice for choice, trial in trials.items() if trial.verified]
+    if any(tensor.is_meta for tensor in tensors_of(model, one.blocks[0])):
+        good = []
+    modules = [module_of(model, block) for block in one.blocks]
+    timed = time_choices(model, modules, one.blocks, one.calls, good, one.key.training, left_s)
+    for choice, found in timed.items():
+        trials[choice] = _measured(trials[choice], found.comparison, found.copied_bytes)
+    tuning = choose(one.key.rows, list(trials.values()))
+    if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
+        memory.keep(about, tuning)
+    return tuning
+
+
+def _forced(model: nn.Module, one: Group, choices: Sequence[Choice]) -> Tuning:
+    """The first that verifies; times nothing."""
     trials = []
     for choice in choices:
-        trial = verify_choice(model, one, choice, training)
-        if trial.verified and not force:
-            if each_s < LEAST_BUDGET_S / 4:
-                trial = replace(trial, reason="the time allowed was over")
-            else:
-                timed = _timed(model, one, choice, training, each_s)
-                trial = replace(timed, error_ratio=trial.error_ratio)
-        trials.append(trial)
-        if force and trial.verified:
+        trials.append(verify_choice(model, one, choice))
+        if trials[-1].verified:
             break
-    return _choose(one.key.rows, trials, force)
+    chosen = trials[-1].choice if trials and trials[-1].verified else None
+    return Tuning(
+        rows=one.key.rows,
+        count=1,
+        trials=tuple(trials),
+        chosen=chosen,
+        reason=_why_none(trials) if chosen is None else "forced",
+    )
 
 
-def _choose(rows: int, trials: Sequence[Trial], force: bool) -> Tuning:
-    if force:
-        good = [trial for trial in trials if trial.verified]
-    else:
-        good = [trial for trial in trials if trial.verified and trial.verdict == "faster"]
+def _verified_again(model: nn.Module, one: Group, kept: Tuning) -> Tuning:
+    """Times that were measured before, with these weights: what was chosen is verified anew."""
+    trials = list(kept.trials)
+    for i, trial in enumerate(trials):
+        if trial.choice == kept.chosen:
+            fresh = verify_choice(model, one, trial.choice)
+            if not fresh.verified:
+                trials[i] = fresh
+                return choose(one.key.rows, [t for t in trials if not t.verified or t is trial])
+            trials[i] = replace(trial, error_ratio=fresh.error_ratio)
+    return replace(kept, trials=tuple(trials), remembered=True)
+
+
+def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
+    """The fastest that is verified and beyond noise; a copy only where it is worth its memory."""
+    good = [trial for trial in trials if trial.verified and trial.verdict == "faster"]
     best = max(good, key=lambda trial: trial.speedup, default=None)
+    reason = _why_none(trials)
     if best is not None:
-        reason = "forced" if force else f"{best.speedup:.2f} times the original's speed"
-    else:
-        reason = "; ".join(
-            f"{trial.choice.backend} {trial.choice.mode}: {trial.verdict}"
-            + (f" ({trial.reason})" if trial.reason else "")
-            for trial in trials
-        )
+        reason = f"{best.speedup:.2f} times the original's speed"
+        lean = [trial for trial in good if not trial.copied_bytes]
+        leanest = max(lean, key=lambda trial: trial.speedup, default=best)
+        if leanest is not best and best.speedup < COPY_GAIN * leanest.speedup:
+            best = leanest
+            reason = f"{best.speedup:.2f} times the original's speed; a copy would gain too little"
     return Tuning(
         rows=rows,
         count=1,
@@ -180,183 +219,103 @@ def _choose(rows: int, trials: Sequence[Trial], force: bool) -> Tuning:
     )
 
 
-def verify_choice(model: nn.Module, one: Group, choice: Choice, training: bool) -> Trial:
+def _why_none(trials: Sequence[Trial]) -> str:
+    return "; ".join(
+        f"{trial.choice.backend} {trial.choice.mode}: {trial.verdict}"
+        + (f" ({trial.reason})" if trial.reason else "")
+        for trial in trials
+    )
+
+
+def _measured(trial: Trial, found: Comparison, copied_bytes: int) -> Trial:
+    measured = found.rounds > 0
+    return replace(
+        trial,
+        verdict=found.verdict,
+        reason="" if found.verdict in ("faster", "slower", "same") else found.reason,
+        speedup=found.speedup if measured else 0.0,
+        interval=found.interval if measured else (0.0, 0.0),
+        original_us=found.baseline_us if measured else 0.0,
+        copied_bytes=copied_bytes,
+    )
+
+
+# ---- the numbers ----
+
+
+def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
     """Whether the choice gives right numbers, by the numerical rule; nothing is timed."""
-    block, call = one.blocks[0], one.calls[0]
+    block, call, training = one.blocks[0], one.calls[0], one.key.training
     tensors = [tensor.detach() for tensor in tensors_of(model, block)]
     forms = parse_spec(block.form)
     form = Form.of("chain", forms, tensors)
     backend = next(backend for backend in BACKENDS if backend.name == choice.backend)
-    x = _input_like(call, rows=min(call.rows, MOST_VERIFIED_ROWS))
+    dtype = getattr(torch, call.dtype)
+    device = torch.device("cpu") if tensors[0].is_meta else tensors[0].device
     reasons = [
         *backend.unavailable(),
-        *backend.unsupported_reasons(form, [call.shape], x.dtype, x.device, choice.mode),
+        *backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode),
     ]
     if reasons:
-        return Trial(
-            choice=choice, verified=False, verdict="cannot serve", reason="; ".join(reasons)
-        )
-
-    def candidate(x: Tensor, given: Sequence[Tensor]) -> Tensor:
-        if training:
-            y = torch.ops.torchweld.chain(x, list(given), block.form)
-        else:
-            y = backend.build(form, given, choice.mode)(x)
-        assert isinstance(y, Tensor)
-        return y
-
+        reason = "; ".join(dict.fromkeys(reasons))
+        return Trial(choice=choice, verified=False, verdict="cannot serve", reason=reason)
+    if tensors[0].is_meta:
+        reason = "the weights are on meta: no numbers, no times"
+        return Trial(choice=choice, verified=False, verdict="not measured", reason=reason)
+    x = input_like(call, rows=min(call.rows, MOST_VERIFIED_ROWS)).to(device)
+    columns = None if training else _some_columns(forms[-1], block.out_features)
     grads = None
     if training:
-        grads = [torch.randn(*x.shape[:-1], block.out_features, dtype=x.dtype)]
-    judged = check_block(candidate, x, tensors, forms, grads=grads)
-    ratio = _finite(max(max(j.row_ratio, j.rms_ratio) for j in judged.values()))
-    wrong = [f"{what}: {j.reason}" for what, j in judged.items() if not j.ok]
+        generator = torch.Generator().manual_seed(1)
+        grads = [torch.randn(*x.shape[:-1], block.out_features, generator=generator).to(x)]
+
+    def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
+        def candidate(x: Tensor, given: Sequence[Tensor]) -> Tensor:
+            if training and choice.backend == "cpu":
+                y = torch.ops.torchweld.chain(x, list(given), block.form)
+            else:
+                y = backend.build(form, given if training else tensors, choice.mode)(x)
+            assert isinstance(y, Tensor)
+            return y if columns is None else y[..., columns]
+
+        few = tensors if columns is None else _narrowed(forms, tensors, columns)
+        return check_block(candidate, x, few, forms, grads=grads)
+
+    found = judged(tensors)
+    if not all(judgement.meaningful for judgement in found.values()):
+        # Weights that are zero, as an adapter's are at first: random ones say more.
+        found = {k: v for k, v in found.items() if not v.within} or judged(_random_like(tensors))
+    wrong = [f"{what}: {j.reason}" for what, j in found.items() if not j.within]
+    ratio = max(max(j.row_ratio, j.rms_ratio) for j in found.values())
     return Trial(
         choice=choice,
         verified=not wrong,
         verdict="wrong" if wrong else "not measured",
         reason="; ".join(wrong),
-        error_ratio=ratio,
+        error_ratio=min(ratio, 1e30),
     )
 
 
-def _finite(value: float) -> float:
-    return value if value < 1e30 else 1e30
-
-
-def _input_like(call: Call, rows: int | None = None) -> Tensor:
-    """Random numbers in the shape, type and layout of a recorded x."""
-    shape = call.shape if rows is None else (rows, call.shape[-1])
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
-    if call.contiguous or x.dim() < 2:
-        return x
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-class Instances:
-    """Modules as one side of a comparison: `show` makes them what is to be timed, before the clock.
-
-    A block is called as the model calls it, with its hooks and `__call__`, on its own weights.
-    """
-
-    def __init__(self, calls: Sequence[Callable[[], object]], show: Callable[[], None]) -> None:
-        self._calls, self._show = calls, show
-
-    def time(self, calls: int) -> float:
-        self._show()
-        sequence = itertools.islice(itertools.cycle(self._calls), calls * len(self._calls))
-        begun = time.perf_counter()
-        for call in sequence:
-            call()
-        return time.perf_counter() - begun
-
-
-class Switch:
-    """Turns the welded classes of some modules off and on, without touching anything else."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = modules
-        self._classes: list[tuple[type, type]] = []
-
-    def note_original(self) -> None:
-        self._original = [type(module) for module in self._modules]
-
-    def note_welded(self) -> None:
-        welded = [type(module) for module in self._modules]
-        self._classes = list(zip(self._original, welded, strict=True))
-
-    def off(self) -> None:
-        for module, (original, _) in zip(self._modules, self._classes, strict=True):
-            object.__setattr__(module, "__class__", original)
-
-    def on(self) -> None:
-        for module, (_, welded) in zip(self._modules, self._classes, strict=True):
-            object.__setattr__(module, "__class__", welded)
-
-
-def _timed(model: nn.Module, one: Group, choice: Choice, training: bool, each_s: float) -> Trial:
-    blocks, calls = one.blocks[:MOST_INSTANCES], one.calls[:MOST_INSTANCES]
-    modules = [module_of(model, block) for block in blocks]
-    switch = Switch(modules)
-    switch.note_original()
-    rows = one.key.rows
-    decisions = [
-        Decision(block=block, by_rows=((rows, rows, choice),), training=training)
-        for block in blocks
+def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (torch.randn(t.shape, generator=generator) / max(t.shape[-1], 1) ** 0.5).to(t)
+        for t in tensors
     ]
-    try:
-        weld(model, decisions)
-    except TorchweldError as error:
-        return Trial(
-            choice=choice, verified=False, verdict="cannot serve", reason=str(error).strip()
-        )
-    try:
-        switch.note_welded()
-        runs = [
-            _caller(module, block, _input_like(call), training)
-            for module, block, call in zip(modules, blocks, calls, strict=True)
-        ]
-        found = compare(
-            Instances(runs, switch.off),
-            Instances(runs, switch.on),
-            names=("original", f"{choice.backend} {choice.mode}"),
-            budget_s=min(max(each_s, LEAST_BUDGET_S), MOST_BUDGET_S),
-            cold=_cold(model, modules),
-        )
-        switch.on()
-        copied = sum(joint_bytes(module) for module in modules) // len(modules)
-    finally:
-        switch.on()
-        undo(model, [block.path for block in blocks])
-    return _trial(choice, found, len(runs), copied)
 
 
-def joint_bytes(module: nn.Module) -> int:
-    """Bytes of the packed copy that a welded module keeps."""
-    from torchweld.swap import stats
-
-    return sum(one.copied_bytes for one in stats(module).values())
-
-
-def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
-    """Whether the caches have to be emptied to be as they are in the model.
-
-    Not if the weights that are timed in turn push each other out, or if all of the model stays in.
-    """
-    cache = hardware().caches.l3_bytes or hardware().caches.l2_bytes or 0
-    timed = sum(p.nbytes for module in modules for p in module.parameters())
-    everything = sum(p.nbytes for p in model.parameters())
-    return timed < 2 * cache < everything
+def _some_columns(form: LayerForm, count: int) -> slice | None:
+    """Of a wide last layer, a part: in float64 a language model's head is as large as the model."""
+    if form.gate != "none" or count <= MOST_VERIFIED_COLUMNS:
+        return None
+    step = -(-count // MOST_VERIFIED_COLUMNS)
+    return slice(count - 1 - (count - 1) // step * step, None, step)  # the last one is among them
 
 
-def _caller(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
-    first = next(iter(inspect.signature(module.forward).parameters), None)
-    args, kwargs = ((x,), {}) if first in (block.argument, "args") else ((), {block.argument: x})
-
-    def infer() -> object:
-        with torch.no_grad():
-            return module(*args, **kwargs)
-
-    def train() -> object:
-        y = module(*args, **kwargs)
-        y.backward(torch.ones_like(y))
-        return y
-
-    if training:
-        x.requires_grad_()
-    return train if training else infer
-
-
-def _trial(choice: Choice, found: Comparison, instances: int, copied: int) -> Trial:
-    measured = found.rounds > 0
-    return Trial(
-        choice=choice,
-        verified=True,
-        verdict=found.verdict,
-        reason="" if found.verdict in ("faster", "slower", "same") else found.reason,
-        speedup=found.speedup if measured else 0.0,
-        interval=found.interval if measured else (0.0, 0.0),
-        original_us=found.baseline_us / instances if measured else 0.0,
-        copied_bytes=copied,
-    )
+def _narrowed(
+    forms: Sequence[LayerForm], tensors: Sequence[Tensor], columns: slice
+) -> list[Tensor]:
+    """The tensors with these columns of the last layer alone."""
+    *earlier, (form, (weight, *bias)) = split_tensors(forms, tensors)
+    narrow = weight[:, columns] if form.transposed else weight[columns]
+    return [t for _, own in earlier for t in own] + [narrow, *(b[columns] for b in bias)]

@@ -20,11 +20,13 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 KEY = "_torchweld"  # the one name that welding adds to a module's __dict__
+# The plan that a whole model was welded by, in the dictionary of the model itself.
+PLAN_KEY = "_torchweld_plan"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 # Not attributes in the sense of this module: read at every call, or none of the block's business.
-_BOOKKEEPING = frozenset(nn.Module().__dict__) | {KEY, "forward", "_compiled_call_impl"}
+_BOOKKEEPING = frozenset(nn.Module().__dict__) | {KEY, PLAN_KEY, "forward", "_compiled_call_impl"}
 _CONSTANTS = (int, float, bool, str, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 _ABSENT = object()

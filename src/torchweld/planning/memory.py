@@ -1,0 +1,71 @@
+"""What was measured before on this machine: records by what they are about, in the user's cache.
+
+One file for each fingerprint (CPU, instruction set, torch, threads, kernels), written whole after
+every record, so that an interrupted plan loses nothing. A file that cannot be read, or is damaged,
+counts as empty: what is in it can always be measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchweld import hardware
+from torchweld.errors import TorchweldError
+from torchweld.files import write_whole
+from torchweld.records import RecordError, from_plain, to_plain
+
+FORMAT = 1
+MOST_ENTRIES = 2000
+
+T = TypeVar("T")
+
+
+class Memory:
+    """Records by what they are about. Without a `path` nothing is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.notice = ""  # why nothing could be kept, if so
+
+    @staticmethod
+    def of_this_machine() -> Memory:
+        return Memory(hardware.cache_dir() / f"tuning-{hardware.fingerprint()}.json")
+
+    def recall(self, about: object, kind: type[T]) -> T | None:
+        """What was kept about this; `about` is known by its repr."""
+        found = self._read().get(_name(about, kind))
+        try:
+            return None if found is None else from_plain(kind, found, "record")
+        except RecordError:
+            return None
+
+    def keep(self, about: object, record: object) -> None:
+        if self._path is None:
+            return
+        # Read again: another process may have written meanwhile.
+        entries = {**self._read(), _name(about, type(record)): to_plain(record)}
+        newest = dict(list(entries.items())[-MOST_ENTRIES:])
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps({"torchweld_tuning": FORMAT, "entries": newest}))
+        except (OSError, TorchweldError) as error:
+            self.notice = f"measurements are not kept for the next plan: {error}"
+
+    def _read(self) -> dict[str, Any]:
+        if self._path is None:
+            return {}
+        try:
+            data = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(data, dict) or data.get("torchweld_tuning") != FORMAT:
+            return {}
+        entries = data.get("entries")
+        return entries if isinstance(entries, dict) else {}
+
+
+def _name(about: object, kind: type) -> str:
+    return hashlib.sha256(f"{kind.__name__} {about!r}".encode()).hexdigest()[:24]

@@ -1,0 +1,207 @@
+"""Times the ways to run some modules that are built alike, against their own code, in one go.
+
+Every way is a `Face` of the same modules: a class and what it keeps, swapped in before the clock
+starts. So all run on the same weights at the same addresses, and the comparison is about the code
+alone. The modules are called one after the other, as the model calls them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchweld.decisions import Choice, Decision
+from torchweld.discovery.found import Block, Call
+from torchweld.errors import TorchweldError
+from torchweld.hardware import hardware
+from torchweld.measuring import Comparison, compare
+from torchweld.measuring.rounds import FEWEST_ROUNDS
+from torchweld.swap import stats, undo, weld
+from torchweld.welding.structure import KEY
+
+# More instances than this say nothing new, and would only take time.
+MOST_INSTANCES = 16
+LEAST_BUDGET_S, MOST_BUDGET_S = 0.3, 4.0
+# A round visits every side twice, once untimed; some of the time goes to the warm-up.
+ROUNDS_WANTED = 1.6 * FEWEST_ROUNDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    comparison: Comparison  # times of one call of one module
+    copied_bytes: int  # of one module
+
+
+class Face:
+    """Some modules as they are at this moment: their classes, and what welding keeps in them."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._states = [(m, type(m), m.__dict__.get(KEY)) for m in modules]
+
+    def show(self) -> None:
+        for module, kind, joint in self._states:
+            object.__setattr__(module, "__class__", kind)
+            if joint is None:
+                module.__dict__.pop(KEY, None)
+            else:
+                module.__dict__[KEY] = joint
+
+
+class FaceSide:
+    """A face as a side of a comparison: `calls` rounds through all modules."""
+
+    def __init__(self, face: Face, runs: Sequence[Callable[[], object]]) -> None:
+        self._face, self._runs = face, runs
+
+    def time(self, calls: int) -> float:
+        self._face.show()
+        begun_s = time.perf_counter()
+        for _ in range(calls):
+            for run in self._runs:
+                run()
+        return time.perf_counter() - begun_s
+
+
+@contextmanager
+def faces(
+    model: nn.Module, modules: Sequence[nn.Module], decisions: Sequence[Sequence[Decision]]
+) -> Iterator[list[Face]]:
+    """The original face and one for each list of decisions; afterwards the original is shown."""
+    original = Face(modules)
+    found = [original]
+    try:
+        for own in decisions:
+            original.show()
+            weld(model, own)
+            found.append(Face(modules))
+        yield found
+    finally:
+        for face in found[1:]:
+            face.show()
+            undo(model, [d.block.path for own in decisions[:1] for d in own])
+        original.show()
+
+
+def time_choices(
+    model: nn.Module,
+    modules: Sequence[nn.Module],
+    blocks: Sequence[Block],
+    calls: Sequence[Call],
+    choices: Sequence[Choice],
+    training: bool,
+    budget_s: float,
+) -> dict[Choice, Timed]:
+    """Each choice against the modules' own code. What cannot be welded is left out."""
+    if not choices or budget_s < LEAST_BUDGET_S:
+        return {}
+    x = input_like(calls[0]).to(next(iter(modules[0].parameters())).device)
+    if training:
+        x.requires_grad_()
+    run = caller(modules[0], blocks[0], x, training)
+    budget_s = min(budget_s, MOST_BUDGET_S * len(choices))
+    count = _instances(run, len(modules), len(choices), budget_s)
+    modules, blocks = modules[:count], blocks[:count]
+    rows = calls[0].rows
+    decisions = [
+        [Decision(block=b, by_rows=((rows, rows, choice),), training=training) for b in blocks]
+        for choice in choices
+    ]
+    try:
+        with faces(model, modules, decisions) as (original, *welded):
+            runs = [caller(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
+            sides = [FaceSide(face, runs) for face in (original, *welded)]
+            found: Any = compare(
+                *sides,
+                names=("original", *(f"{c.backend} {c.mode}" for c in choices)),
+                budget_s=budget_s / len(choices),
+                cold=_cold(model, modules),
+            )
+            copied = []
+            for face in welded:
+                face.show()
+                copied.append(sum(map(copied_bytes, modules)) // len(modules))
+    except TorchweldError:
+        if len(choices) == 1:
+            return {}
+        return {
+            choice: timed
+            for choice in choices
+            for timed in time_choices(
+                model, modules, blocks, calls, [choice], training, budget_s / len(choices)
+            ).values()
+        }
+    results = found if isinstance(found, list) else [found]
+    return {
+        choice: Timed(comparison=_each(comparison, count), copied_bytes=size)
+        for choice, comparison, size in zip(choices, results, copied, strict=True)
+    }
+
+
+def _each(comparison: Comparison, instances: int) -> Comparison:
+    """Of one module, where all of them were timed together."""
+    return replace(
+        comparison,
+        baseline_us=comparison.baseline_us / instances,
+        candidate_us=comparison.candidate_us / instances,
+    )
+
+
+def _instances(run: Callable[[], object], there: int, choices: int, budget_s: float) -> int:
+    """As many as leave time for the rounds that a verdict needs."""
+    run()
+    begun_s = time.perf_counter()
+    run()
+    call_s = time.perf_counter() - begun_s
+    fits = int(budget_s / (ROUNDS_WANTED * 2 * (2 + choices) * max(call_s, 1e-7)))
+    return max(1, min(there, fits, MOST_INSTANCES))
+
+
+def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
+    """Whether the caches have to be emptied to be as they are in the model.
+
+    Not if the weights that are timed in turn push each other out, or if all of the model stays in.
+    """
+    cache = hardware().caches.l3_bytes or hardware().caches.l2_bytes or 0
+    timed = sum(p.nbytes for module in modules for p in module.parameters())
+    everything = sum(p.nbytes for p in model.parameters())
+    return timed < 2 * cache < everything
+
+
+def input_like(call: Call, rows: int | None = None) -> Tensor:
+    """Random numbers in the shape, type and layout of a recorded x."""
+    shape = call.shape if rows is None else (rows, call.shape[-1])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
+    if call.contiguous or x.dim() < 2:
+        return x
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def copied_bytes(module: nn.Module) -> int:
+    """Bytes of the copy of its weights that a welded module keeps."""
+    return sum(one.copied_bytes for one in stats(module).values())
+
+
+def caller(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
+    """A call of a block's module as the model makes it, with hooks and `__call__`."""
+    first = next(iter(inspect.signature(module.forward).parameters), None)
+    args, kwargs = ((x,), {}) if first in (block.argument, "args") else ((), {block.argument: x})
+    kwargs |= dict.fromkeys(block.ignores, x)  # any tensor will do
+
+    def infer() -> object:
+        with torch.no_grad():
+            return module(*args, **kwargs)
+
+    def train() -> object:
+        y = module(*args, **kwargs)
+        y.backward(torch.ones_like(y))
+        return y
+
+    return train if training else infer
