@@ -38,7 +38,9 @@ class WorkerError(RuntimeError):
 class Worker:
     """One runtime's process. It runs until `park`; `wake` makes it go on."""
 
-    def __init__(self, name: str, threads: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, threads: int, environment: Mapping[str, str], runtimes: str
+    ) -> None:
         self.name = name
         self._pipe, theirs = Pipe()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, until `end`
@@ -46,7 +48,7 @@ class Worker:
         # The compilers of torch.compile would be processes of their own, which nobody parks.
         own = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), name, str(handle), str(threads)],
+            [sys.executable, str(WORKER), name, str(handle), str(threads), runtimes],
             pass_fds=[handle],
             env={**os.environ, **own, **environment},
             stdin=subprocess.DEVNULL,
@@ -111,10 +113,16 @@ class Worker:
 
 
 class Stage:
-    """All workers, at most one of which runs."""
+    """All workers, at most one of which runs. `runtimes` is the module that has them."""
 
-    def __init__(self, threads: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        environment: Mapping[str, str] | None = None,
+        runtimes: str = "peer_runtimes",
+    ) -> None:
         self.threads = threads
+        self._runtimes = runtimes
         self.workers: dict[str, Worker] = {}
         self._environment = dict(environment or {})
         self._running: Worker | None = None
@@ -134,7 +142,9 @@ class Stage:
     def start(self, names: Iterable[str]) -> dict[str, str]:
         """Starts these and parks them; who cannot start, and why."""
         self.park_all()
-        new = {name: Worker(name, self.threads, self._environment) for name in names}
+        new = {
+            name: Worker(name, self.threads, self._environment, self._runtimes) for name in names
+        }
         self.workers.update(new)
         for worker in new.values():
             worker.send("")

@@ -1,10 +1,11 @@
 """One runtime in a process of its own: commands come in through a pipe, seconds go out.
 
-Started by `peer_processes.Worker` as `peer_workers.py NAME FD THREADS`. Between commands it blocks
-on the pipe.
+Started by `peer_processes.Worker` as `peer_workers.py NAME FD THREADS MODULE`, the module having
+the runtimes by name. Between commands it blocks on the pipe.
 """
 
 import ctypes
+import importlib
 import os
 import signal
 import statistics
@@ -17,8 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peer_grid import Array, Block
-from peer_runtimes import RUNTIMES
+from peer_grid import Array
 from torch import Tensor
 
 from torchweld.hardware import hardware
@@ -64,17 +64,17 @@ class Flush:
 class Server:
     """Answers the commands: each method is one."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, runtimes: str) -> None:
         torch.set_num_threads(threads)
-        self.runtime = RUNTIMES[name]()
+        self.runtime = importlib.import_module(runtimes).RUNTIMES[name]()
         self.flush: Flush | None = None
 
-    def load(self, block: Block, dtype: str) -> None:
-        self.runtime.load(block, dtype)
+    def load(self, *what: Any) -> None:
+        self.runtime.load(*what)
 
-    def prepare(self, rows: int) -> Array:
-        """Gets ready for a number of rows and returns the output, as float32."""
-        self.call = self.runtime.prepare(rows)
+    def prepare(self, *shape: Any) -> Array:
+        """Gets ready for a number of rows, or a shape, and returns the output, as float32."""
+        self.call = self.runtime.prepare(*shape)
         self.side = CallableSide(self.call)
         output = self.call()
         if isinstance(output, Tensor):
@@ -119,7 +119,7 @@ def die_with_parent() -> None:
 
 
 def main() -> None:
-    name, handle, threads = sys.argv[1:]
+    name, handle, threads, runtimes = sys.argv[1:]
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(int(handle))
@@ -132,7 +132,7 @@ def main() -> None:
                 return
             try:
                 if server is None:
-                    server = Server(name, int(threads))
+                    server = Server(name, int(threads), runtimes)
                 pipe.send((True, getattr(server, command)(*arguments) if command else None))
             except Exception as error:
                 traceback.print_exc()

@@ -1,8 +1,8 @@
 """Tiny models of as many transformers types as can be built from their configurations.
 
-`build(model_type)` gives the model in eval mode, random weights, and inputs it runs on, or raises a
-`CannotBuild` with what every attempt met. Sizes are made small by the names that configurations
-have for them; where a type does not like that, less and less is changed.
+`build(model_type)` gives the model in eval mode, random weights, and inputs it runs on, or raises
+a `CannotBuildError` with what every attempt met. Sizes are made small by the names that
+configurations have for them; where a type does not like that, less and less is changed.
 """
 
 from __future__ import annotations
@@ -18,46 +18,47 @@ from torch import Tensor, nn
 
 TOKENS = 12
 IMAGE = 64
-MOST_PARAMETERS = 60_000_000
+MOST_PARAMETERS = 16_000_000
 
-WIDTHS = dict.fromkeys(
+
+def _sized(names: str, size: int) -> dict[str, int]:
+    return dict.fromkeys(names.split(), size)
+
+
+WIDTHS = _sized(
     "hidden_size d_model n_embd dim embed_dim embedding_size emb_dim encoder_hidden_size "
-    "decoder_hidden_size d_embed encoder_embed_dim projection_dim mm_hidden_size output_hidden_size "
-    "hidden_dim out_hidden_size text_embed_dim d_text qformer_hidden_size d_hidden decoder_dim "
-    "attention_hidden_size word_embed_proj_dim cross_attention_hidden_size".split(),
+    "decoder_hidden_size d_embed encoder_embed_dim projection_dim mm_hidden_size hidden_dim "
+    "output_hidden_size out_hidden_size text_embed_dim d_text qformer_hidden_size d_hidden "
+    "decoder_dim attention_hidden_size word_embed_proj_dim cross_attention_hidden_size",
     64,
 )
-HIDDEN = dict.fromkeys(
+HIDDEN = _sized(
     "intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff n_inner dim_feedforward "
     "intermediate_dim ffn_hidden_size feedforward_size encoder_intermediate_size mlp_dim d_inner "
-    "decoder_intermediate_size shared_intermediate_size ff_expansion_dim".split(),
+    "decoder_intermediate_size shared_intermediate_size ff_expansion_dim",
     128,
 )
-DEPTHS = dict.fromkeys(
+DEPTHS = _sized(
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
     "num_decoder_layers num_encoder_layers depth num_blocks encoder_num_hidden_layers "
-    "decoder_num_hidden_layers temporal_num_hidden_layers num_mel_layers".split(),
+    "decoder_num_hidden_layers temporal_num_hidden_layers num_mel_layers",
     2,
 )
-HEADS = dict.fromkeys(
+HEADS = _sized(
     "num_attention_heads n_head n_heads num_heads encoder_attention_heads "
     "decoder_attention_heads decoder_num_attention_heads encoder_num_attention_heads "
-    "num_key_value_heads num_query_heads".split(),
+    "num_key_value_heads num_query_heads",
     4,
 )
 OTHERS = {
-    **dict.fromkeys("head_dim d_kv attention_head_size global_head_dim".split(), 16),
-    **dict.fromkeys(
-        "vocab_size text_vocab_size codebook_vocab_size audio_vocab_size".split(), 1000
-    ),
-    **dict.fromkeys("max_position_embeddings n_positions max_seq_len n_ctx".split(), 128),
-    **dict.fromkeys(
-        "num_experts n_routed_experts num_local_experts moe_num_experts n_experts".split(), 4
-    ),
-    **dict.fromkeys("num_experts_per_tok moe_k num_experts_per_token moe_topk".split(), 2),
-    **dict.fromkeys("moe_intermediate_size expert_ffn_hidden_size".split(), 32),
+    **_sized("head_dim d_kv attention_head_size global_head_dim", 16),
+    **_sized("vocab_size text_vocab_size codebook_vocab_size audio_vocab_size", 1000),
+    **_sized("max_position_embeddings n_positions max_seq_len n_ctx", 128),
+    **_sized("num_experts n_routed_experts num_local_experts moe_num_experts n_experts", 4),
+    **_sized("num_experts_per_tok moe_k num_experts_per_token moe_topk", 2),
+    **_sized("moe_intermediate_size expert_ffn_hidden_size", 32),
     "shared_expert_intermediate_size": 32,
-    **dict.fromkeys("n_group topk_group".split(), 1),
+    **_sized("n_group topk_group", 1),
     "first_k_dense_replace": 1,
     "kv_lora_rank": 16,
     "q_lora_rank": 32,
@@ -72,12 +73,21 @@ OTHERS = {
     "decoder_start_token_id": 1,
     "sliding_window": 8,
     "attention_window": 8,
+    "rotary_dim": 8,
+    "num_mel_bins": 16,
+    "max_source_positions": 64,
+    "num_key_value_heads": 4,
+    **_sized("qkv_hidden_size attention_dim encoder_dim", 64),
 }
 EVERYTHING = {**WIDTHS, **HIDDEN, **DEPTHS, **HEADS, **OTHERS}
 # Each attempt changes less than the one before.
 ATTEMPTS: tuple[Mapping[str, Any], ...] = (
     EVERYTHING,
-    {k: v for k, v in EVERYTHING.items() if k not in ("head_dim", "sliding_window", "kv_lora_rank")},
+    {
+        k: v
+        for k, v in EVERYTHING.items()
+        if k not in ("head_dim", "sliding_window", "kv_lora_rank")
+    },
     {**WIDTHS, **HIDDEN, **DEPTHS, **HEADS, "vocab_size": 1000, "pad_token_id": 0},
     {**HIDDEN, **DEPTHS, "vocab_size": 1000, "pad_token_id": 0, "image_size": IMAGE},
     {**DEPTHS, "vocab_size": 1000, "pad_token_id": 0},
@@ -86,7 +96,7 @@ ATTEMPTS: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class CannotBuild(Exception):
+class CannotBuildError(Exception):
     """No attempt gave a model that runs; the message has the last reason."""
 
 
@@ -117,17 +127,15 @@ def build(model_type: str) -> Built:
             try:
                 with torch.device("meta"):
                     count = sum(p.numel() for p in make(config).parameters())
-                if count > MOST_PARAMETERS:
-                    reasons.append(f"{count / 1e6:.0f} million parameters")
-                    continue
-            except Exception:  # some constructors read values, which meta tensors do not have
-                pass
+            except Exception as error:  # some read values, which meta tensors do not have
+                reasons.append(_line(error))
+                count = 0 if sizes is EVERYTHING else MOST_PARAMETERS + 1
+            if count > MOST_PARAMETERS:
+                reasons.append(f"{count / 1e6:.0f} million parameters")
+                continue
             try:
                 torch.manual_seed(0)
                 model = make(config).eval().float()
-                if sum(p.numel() for p in model.parameters()) > MOST_PARAMETERS:
-                    reasons.append("too many parameters")
-                    continue
             except Exception as error:
                 reasons.append(_line(error))
                 continue
@@ -141,7 +149,7 @@ def build(model_type: str) -> Built:
                     reasons.append(_line(error))
                     continue
                 return Built(model=model, inputs=inputs)
-    raise CannotBuild(reasons[-1] if reasons else "there is no class for it")
+    raise CannotBuildError(reasons[-1] if reasons else "there is no class for it")
 
 
 def _line(error: BaseException) -> str:
@@ -220,7 +228,9 @@ def _inputs(model: Any, config: Any) -> Iterator[dict[str, Any]]:
         size = getattr(vision, "image_size", None) or IMAGE
         height, width = (size, size) if isinstance(size, int) else size[-2:]
         channels = getattr(vision, "num_channels", None) or 3
-        shape = (1, channels, height, width) if frames is None else (1, frames, channels, height, width)
+        shape = (
+            (1, channels, height, width) if frames is None else (1, frames, channels, height, width)
+        )
         return torch.randn(shape, generator=generator)
 
     words = {"input_ids": tokens()}
@@ -241,8 +251,10 @@ def _inputs(model: Any, config: Any) -> Iterator[dict[str, Any]]:
     if "pixel_values_videos" in takes:
         given.append({"pixel_values_videos": image(getattr(config, "frames_per_clip", 4))})
     if "input_values" in takes:
-        for length in (16000, 4000):
-            given.append({"input_values": torch.randn(1, length, generator=generator)})
+        given += [
+            {"input_values": torch.randn(1, length, generator=generator)}
+            for length in (16000, 4000)
+        ]
         bins = getattr(config, "num_mel_bins", None)
         if isinstance(bins, int):
             length = getattr(config, "max_length", None) or 1024

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from torchweld.profiler.loop import profiling
     from torchweld.profiler.profile import Profile
     from torchweld.profiler.trace import read_trace
-    from torchweld.swap import disabled, undo
+    from torchweld.swap import check_calls, disabled, undo
+    from torchweld.verifying import Check, verify
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "Account": "profiler.account",
+    "Check": "verifying",
     "Comparison": "measuring",
     "Diff": "diffing",
     "ExpectationError": "expecting",
@@ -48,6 +50,7 @@ _WHERE = {
     "TorchweldError": "errors",
     "account": "profiler.account",
     "apply": "planning.planner",
+    "check_calls": "swap",
     "compare": "measuring",
     "diagnose": "diagnosis",
     "diff": "diffing",
@@ -66,9 +69,11 @@ _WHERE = {
     "record": "inputs",
     "repack": "packing",
     "undo": "swap",
+    "verify": "verifying",
 }
 __all__ = [
     "Account",
+    "Check",
     "Comparison",
     "Diff",
     "ExpectationError",
@@ -81,6 +86,7 @@ __all__ = [
     "TorchweldError",
     "account",
     "apply",
+    "check_calls",
     "compare",
     "diagnose",
     "diff",
@@ -99,6 +105,7 @@ __all__ = [
     "record",
     "repack",
     "undo",
+    "verify",
 ]
 assert _ops
 

@@ -9,14 +9,17 @@ its outputs are judged as tensors, not row by row:
 
 `exact` is the reference model run in float64, module by module: each has its parameters widened
 while it runs, so that no second model is in memory. Where it cannot run so, `exact` is the
-reference itself, and `Check.against` says it.
+reference itself, and `Check.against` says so. One run is one sample of the rounding errors that the
+reference may have, and where everything cancels (the gradient of a key's bias) there is nothing
+else to see. So it runs once more with every weight off by one unit in its last place, and the
+larger of the two errors counts as the reference's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchweld.errors import TorchweldError
-from torchweld.inputs import Workload, as_workloads
+from torchweld.inputs import Workload, as_workloads, first_line
 from torchweld.verification import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
 
 EXACT = "float64, module by module"
@@ -51,6 +54,11 @@ class Check:
     compared: tuple[Compared, ...]
     against: str
     why_not_exact: str = ""
+
+    @staticmethod
+    def of(compared: Sequence[Compared], why_not_exact: str) -> Check:
+        against = EAGER if why_not_exact else EXACT
+        return Check(compared=tuple(compared), against=against, why_not_exact=why_not_exact)
 
     @property
     def ok(self) -> bool:
@@ -100,13 +108,13 @@ def verify(
     for workload in workloads:
         with put_back(reference, training), put_back(candidate, training):
             expected = results(reference, workload, training)
-            exact, why_not = exact_results(reference, workload, training)
+            truth = truth_of(reference, workload, training)
             got = results(candidate, workload, training)
-        why = why or why_not
-        found = compare_results(got, expected, exact, depth_of(reference))
+        why = why or truth.why_not_exact
+        found = compare_results(got, expected, truth, depth_of(reference))
         prefix = f"{workload.name}: " if len(workloads) > 1 else ""
         compared += [replace(one, name=f"{prefix}{one.name}") for one in found]
-    return Check(compared=tuple(compared), against=EAGER if why else EXACT, why_not_exact=why)
+    return Check.of(compared, why)
 
 
 # ---- running ----
@@ -184,34 +192,70 @@ def put_back(model: nn.Module, training: bool) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-# ---- in float64 ----
+# ---- what is true ----
 
 
-def exact_results(
-    model: nn.Module, workload: Workload, training: bool
-) -> tuple[Results | None, str]:
-    """What `results` would be without rounding, or None and why that cannot be told."""
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What `results` would be without rounding (None, and why), and with other rounding."""
+
+    exact: Results | None = None
+    jittered: Results | None = None
+    why_not_exact: str = ""
+
+
+def truth_of(model: nn.Module, workload: Workload, training: bool) -> Truth:
+    """In float64 where the model runs so."""
+    why, exact, jittered = _why_not_exact(model, training), None, None
+    with suppress(Exception):  # a model that minds being handed other tensors
+        jittered = _changed_results(model, workload, training, _jittered)
+    if not why:
+        try:
+            exact = _changed_results(model, workload, training, _wide)
+            narrow = next((n for n, t in exact.items() if t.dtype != torch.float64), None)
+            if narrow is not None:
+                why, exact = f"{narrow} stays {exact[narrow].dtype} in float64", None
+        except Exception as error:  # the user's model, in a type that it was not made for
+            why = f"it does not run in float64: {first_line(error)}"
+    return Truth(exact=exact, jittered=jittered, why_not_exact=why)
+
+
+def _why_not_exact(model: nn.Module, training: bool) -> str:
     if any(p.dtype == torch.float64 for p in model.parameters()):
-        return None, "the model is in float64 already"
+        return "the model is in float64 already"
     if training and any(_drops_out(module) for module in model.modules()):
-        return None, "dropout draws other random numbers in float64"
-    try:
-        with _widened(model, keep=training) as kept:
-            with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
-                torch.manual_seed(0)
-                outputs = floating(_wide_call(workload, model))
-                found = {f"output {i}": t.detach().clone() for i, t in enumerate(outputs)}
-                narrow = next((n for n, t in found.items() if t.dtype != torch.float64), None)
-                if narrow is not None:
-                    return None, f"{narrow} stays {found[narrow].dtype} in float64"
-                if training:
-                    backward(outputs)
-            for name, tensor in kept().items():
-                if tensor.grad is not None:
-                    found[f"grad {name}"] = tensor.grad
-    except Exception as error:  # the user's model, in a type that it was not made for
-        return None, f"it does not run in float64: {str(error).strip().partition(chr(10))[0]}"
-    return found, ""
+        return "dropout draws other random numbers in float64"
+    return ""
+
+
+def _changed_results(
+    model: nn.Module, workload: Workload, training: bool, change: Callable[[Tensor], Tensor]
+) -> Results:
+    """`results` of the model with every floating parameter, buffer and input changed."""
+    with _changed(model, change, keep=training) as kept:
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+            torch.manual_seed(0)
+            outputs = floating(_changed_call(workload, model, change))
+            found = {f"output {i}": t.detach().clone() for i, t in enumerate(outputs)}
+            if training:
+                backward(outputs)
+        for name, tensor in kept().items():
+            if tensor.grad is not None:
+                found[f"grad {name}"] = tensor.grad
+    return found
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _jittered(tensor: Tensor) -> Tensor:
+    """Off by about one unit in the last place, up or down."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator().manual_seed(tensor.numel())
+    signs = (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor) * 2 - 1
+    return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)
 
 
 def _drops_out(module: nn.Module) -> bool:
@@ -221,21 +265,19 @@ def _drops_out(module: nn.Module) -> bool:
     return any(isinstance(value, float) and value > 0 for value in values)
 
 
-def _wide_call(workload: Workload, model: nn.Module) -> Any:
+def _changed_call(workload: Workload, model: nn.Module, change: Callable[[Tensor], Tensor]) -> Any:
     if workload.inputs is None:
         return workload.run(model)
     given = workload.inputs
-    args, kwargs = tree_map_only(Tensor, _wide, (given.args, given.kwargs))
+    args, kwargs = tree_map_only(Tensor, change, (given.args, given.kwargs))
     return model(*args, **kwargs)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
 @contextmanager
-def _widened(model: nn.Module, keep: bool) -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """Inside, each module has float64 parameters and buffers while its forward runs.
+def _changed(
+    model: nn.Module, change: Callable[[Tensor], Tensor], keep: bool
+) -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """Inside, each module has changed parameters and buffers while its forward runs.
 
     With `keep` they stay for the backward; what is given then has them by name.
     """
@@ -244,21 +286,20 @@ def _widened(model: nn.Module, keep: bool) -> Iterator[Callable[[], dict[str, Te
     handles = []
     stack: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
 
-    def wide(tensor: Tensor | None) -> Tensor | None:
+    def other(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or not tensor.is_floating_point():
             return tensor
         if not keep:
-            return tensor.detach().double()
+            return change(tensor.detach())
         if id(tensor) not in kept:
-            copy = tensor.detach().double()
-            kept[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+            kept[id(tensor)] = change(tensor.detach()).requires_grad_(tensor.requires_grad)
         return kept[id(tensor)]
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         stack.append((module, module._parameters, module._buffers))
         # Plain dictionaries of plain tensors: nothing of the module's own is written to.
-        module._parameters = {n: wide(p) for n, p in module._parameters.items()}  # type: ignore[misc]
-        module._buffers = {n: wide(b) for n, b in module._buffers.items()}
+        module._parameters = {n: other(p) for n, p in module._parameters.items()}  # type: ignore[misc]
+        module._buffers = {n: other(b) for n, b in module._buffers.items()}
         return None
 
     def after(module: nn.Module, args: Any, result: Any) -> None:
@@ -296,9 +337,7 @@ def depth_of(model: nn.Module) -> int:
     return max(1, sum(p.dim() >= 2 for p in model.parameters()))
 
 
-def compare_results(
-    got: Results, expected: Results, exact: Results | None, depth: int
-) -> list[Compared]:
+def compare_results(got: Results, expected: Results, truth: Truth, depth: int) -> list[Compared]:
     """Each tensor of the candidate beside the reference's."""
     missing = sorted(expected.keys() ^ got.keys())
     found = [
@@ -314,13 +353,19 @@ def compare_results(
     ]
     for name in expected:
         if name in got:
-            true = None if exact is None else exact.get(name)
-            found.append(_compared(name, got[name], expected[name], true, depth))
+            exact = (truth.exact or {}).get(name)
+            jittered = (truth.jittered or {}).get(name)
+            found.append(_compared(name, got[name], expected[name], exact, jittered, depth))
     return found
 
 
 def _compared(
-    name: str, got: Tensor, expected: Tensor, exact: Tensor | None, depth: int
+    name: str,
+    got: Tensor,
+    expected: Tensor,
+    exact: Tensor | None,
+    jittered: Tensor | None,
+    depth: int,
 ) -> Compared:
     def wrong(reason: str) -> Compared:
         return Compared(
@@ -333,38 +378,40 @@ def _compared(
         )
     if not torch.equal(got.isfinite(), expected.isfinite()):
         return wrong("has NaN or Inf at other places")
-    truth = expected.double() if exact is None or exact.shape != got.shape else exact
-    finite = expected.isfinite() & truth.isfinite()
-    size = float(truth[finite].abs().max()) if bool(finite.any()) else 0.0
-    if size == 0.0:
-        same = torch.equal(got, expected) or not bool(finite.any())
-        return Compared(
-            name=name,
-            ok=same,
-            error=0.0 if same else math.inf,
-            reference_error=0.0,
-            allowed=0.0,
-            reason="" if same else "is zero in one of the two only",
-        )
+    truth = expected.double() if exact is None else exact
+    if truth.shape != got.shape:
+        return wrong(f"is {list(truth.shape)} in float64 and {list(got.shape)} here")
+    others = [expected, *([] if jittered is None or jittered.shape != got.shape else [jittered])]
+    finite = truth.isfinite() & expected.isfinite()
+    for other in others:
+        finite &= other.isfinite()
+    if not bool(finite.any()):
+        return Compared(name=name, ok=True, error=0.0, reference_error=0.0, allowed=0.0)
+    size = float(truth[finite].abs().max())
     ours = (got.double() - truth)[finite]
-    theirs = (expected.double() - truth)[finite]
+    theirs = [(other.double() - truth)[finite] for other in others]
     slack = SLACK_EPS * torch.finfo(got.dtype).eps * size * math.sqrt(depth)
-    error, reference_error = float(ours.abs().max()), float(theirs.abs().max())
-    allowed = ROW_FACTOR * reference_error + slack
-    rms, allowed_rms = _rms(ours), RMS_FACTOR * _rms(theirs) + slack
+    error, (reference_error, *more) = _largest(ours), list(map(_largest, theirs))
+    allowed = ROW_FACTOR * max(reference_error, *more, 0.0) + slack
+    rms, allowed_rms = _rms(ours), RMS_FACTOR * max(map(_rms, theirs)) + slack
     reason = ""
     if error > allowed:
-        reason = f"is off by {error:.3g}, {error / allowed:.2f} times what is allowed"
+        reason = f"is off by {error:.3g}, {error / max(allowed, 1e-300):.3g} times what is allowed"
     elif rms > allowed_rms:
         reason = f"has {rms / allowed_rms:.2f} times the root mean square error that is allowed"
+    unit = size or 1.0
     return Compared(
         name=name,
         ok=not reason,
-        error=error / size,
-        reference_error=reference_error / size,
-        allowed=allowed / size,
+        error=error / unit,
+        reference_error=reference_error / unit,
+        allowed=allowed / unit,
         reason=reason,
     )
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max())
 
 
 def _rms(values: Tensor) -> float:

@@ -27,15 +27,13 @@ from torchweld.planning.plan import Planned, Whole
 from torchweld.planning.timing import FaceSide, faces
 from torchweld.planning.tuning import module_of, tensors_of
 from torchweld.verifying import (
-    EAGER,
-    EXACT,
     Check,
     backward,
     compare_results,
     depth_of,
-    exact_results,
     floating,
     results,
+    truth_of,
 )
 
 _STUB_RUNS, _STUB_S = 7, 1.0
@@ -58,15 +56,15 @@ def measure_whole(
     are verified anew.
     """
     expected = results(model, workload, training)
-    exact, why = exact_results(model, workload, training)
+    truth = truth_of(model, workload, training)
     modules = [module_of(model, decision.block) for decision in decisions]
     run = runner(model, workload, training)
     with faces(model, modules, [decisions]) as (original, welded):
         welded.show()
         got = results(model, workload, training)
-        compared = compare_results(got, expected, exact, depth_of(model))
-        check = Check(compared=tuple(compared), against=EAGER if why else EXACT, why_not_exact=why)
-        del expected, exact, got
+        compared = compare_results(got, expected, truth, depth_of(model))
+        check = Check.of(compared, truth.why_not_exact)
+        del expected, truth, got
         common: dict[str, Any] = {
             "workload": workload.name,
             "predicted": 0.0 if kept is None else kept.predicted,

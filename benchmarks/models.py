@@ -1,0 +1,213 @@
+"""Whole models: torchweld against eager, torch.compile, ONNX Runtime and OpenVINO.
+
+    python benchmarks/models.py                          everything, about half an hour
+    python benchmarks/models.py --models gpt2 policy     some
+    python benchmarks/models.py --peers --json m.json    eager and torchweld alone
+
+Random weights, the same in every process; every runtime in a process of its own, all but one parked
+(see docs/benchmarks.md); outputs verified against float64 before anything is timed; one paired
+comparison a spot. Exits 1 if a figure is missed, 2 if one is not measured.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peer_processes import Stage, WorkerError, WorkerSide
+
+from torchweld.measuring import compare
+from torchweld.verifying import Truth, compare_results
+
+PEERS = ("compile", "onnxruntime", "openvino")
+MIN_ROUNDS = 20
+ATTEMPTS = 3
+CEILING_SHARE = 0.9
+# A foreign runtime that is further off than this many times eager's error computes something else.
+MOST_ERROR = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """A model at a shape, and the speed-up over eager to reach."""
+
+    model: str
+    target: str
+    dtype: str
+    batch: int
+    tokens: int
+    goal: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.dtype} {self.batch} × {self.tokens}"
+
+
+LLAMA = {"model": "llama", "target": "hf:llama"}
+SPOTS = (
+    Spot(model="policy", target="policy", dtype="float32", batch=1, tokens=64, goal=4.0),
+    Spot(model="gpt2", target="hf:gpt2", dtype="float32", batch=1, tokens=1, goal=1.7),
+    Spot(model="gpt2", target="hf:gpt2", dtype="float32", batch=8, tokens=1, goal=2.6),
+    Spot(model="bert", target="hf:bert", dtype="float32", batch=1, tokens=16, goal=2.0),
+    Spot(model="bert", target="hf:bert", dtype="float32", batch=1, tokens=128, goal=1.15),
+    Spot(**LLAMA, dtype="float32", batch=1, tokens=1, goal=1.5),
+    Spot(**LLAMA, dtype="float32", batch=8, tokens=1, goal=2.6),
+    Spot(**LLAMA, dtype="bfloat16", batch=1, tokens=1, goal=1.4),
+    Spot(**LLAMA, dtype="bfloat16", batch=8, tokens=1, goal=4.5),
+    Spot(**LLAMA, dtype="bfloat16", batch=1, tokens=64, goal=5.0),
+)
+
+
+@dataclass(kw_only=True)
+class Result:
+    spot: Spot
+    speed: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # over eager's
+    verdict: dict[str, str] = field(default_factory=dict)
+    error: dict[str, float] = field(default_factory=dict)  # over eager's own
+    refused: dict[str, str] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Of its ceiling."""
+        ceiling = self.details.get("ceiling") or 0.0
+        return self.speed["torchweld"][0] / ceiling if ceiling and "torchweld" in self.speed else 0
+
+    def lines(self) -> list[str]:
+        goal = self.spot.goal
+        found = [f"{self.spot.name}: goal {goal:.2f} of eager"]
+        for name, (speed, low, high) in sorted(self.speed.items(), key=lambda kv: -kv[1][0]):
+            error = f", error {self.error[name]:.2g}x of eager's" if name in self.error else ""
+            found.append(
+                f"    {name:<12} {speed:5.2f} ({low:.2f}–{high:.2f}) {self.verdict[name]}{error}"
+            )
+        if self.details:
+            found.append(
+                f"    ceiling {self.details['ceiling']:.2f}, reached {100 * self.share:.0f} % of "
+                f"it; the blocks promised {self.details['promised']:.2f}, diagnosis at most "
+                f"{self.details['predicted']:.2f}; {self.details['copied_bytes'] / 1e6:.0f} MB more"
+            )
+        found += [f"    {name}: {why}" for name, why in self.refused.items()]
+        return found
+
+
+def measure(stage: Stage, spot: Spot, peers: Sequence[str], seconds: float) -> Result:
+    result = Result(spot=spot)
+    outputs: dict[str, torch.Tensor] = {}
+    for name in ("eager", "torchweld", *peers):
+        try:
+            stage.ask(name, "load", spot.target, spot.dtype)
+            found = stage.ask(name, "prepare", spot.batch, spot.tokens)
+            outputs[name] = torch.from_numpy(found)
+        except WorkerError as error:  # noqa: PERF203
+            result.refused[name] = str(error)[:300]
+    if "eager" not in outputs or "torchweld" not in outputs:
+        return result
+    exact = stage.ask("eager", "details")["exact"]
+    result.details = stage.ask("torchweld", "details")
+    truth = Truth(exact=None if exact is None else {"output": torch.from_numpy(exact)})
+    for name, output in outputs.items():
+        if name == "eager" or spot.dtype != "float32":
+            continue  # torchweld's own plan has judged 16-bit outputs in their own type
+        (one,) = compare_results({"output": output}, {"output": outputs["eager"]}, truth, depth=100)
+        ratio = one.error / one.reference_error if one.reference_error else 0.0
+        result.error[name] = ratio
+        if (not one.ok and name == "torchweld") or ratio > MOST_ERROR:
+            result.refused[name] = f"wrong: {one.reason or f'{ratio:.0f} times the error of eager'}"
+    timed = [name for name in outputs if name not in result.refused and name != "eager"]
+    if "torchweld" not in timed:
+        return result
+    sides = [WorkerSide(stage, name) for name in ("eager", *timed)]
+    for attempt in range(ATTEMPTS):
+        visits_s = 0.0
+        for side in (*sides, sides[0]):
+            side.time(1)
+            begun_s = time.perf_counter()
+            side.time(1)
+            visits_s += time.perf_counter() - begun_s
+        budget_s = (attempt + 1) * max(seconds, 1.6 * MIN_ROUNDS * 2 * visits_s)
+        found = compare(
+            *sides,
+            names=("eager", *timed),
+            min_rounds=MIN_ROUNDS,
+            budget_s=budget_s / len(timed),
+            threads=stage.threads,
+        )
+        comparisons = found if isinstance(found, list) else [found]
+        if all(one.rounds >= MIN_ROUNDS for one in comparisons):
+            break
+    for name, one in zip(timed, comparisons, strict=True):
+        result.verdict[name] = one.verdict
+        if one.rounds:
+            result.speed[name] = (one.speedup, *one.interval)
+        else:
+            result.refused[name] = f"not measured: {one.reason}"
+    return result
+
+
+def figures(results: Sequence[Result]) -> tuple[list[str], int]:
+    """Kept or missed, and the exit code."""
+    lines, code = [], 0
+    for one in results:
+        if "torchweld" not in one.speed:
+            lines.append(f"{one.spot.name}: not measured")
+            code = code or 2
+            continue
+        speed, low, high = one.speed["torchweld"]
+        kept = speed >= one.spot.goal
+        ceiling = one.share >= CEILING_SHARE
+        best = max(one.speed, key=lambda name: one.speed[name][0])
+        beaten = (
+            ""
+            if best == "torchweld"
+            else f"; {best} is {one.speed[best][0] / speed:.2f} times as fast"
+        )
+        lines.append(
+            f"{one.spot.name}: {speed:.2f} ({low:.2f}–{high:.2f}), goal {one.spot.goal:.2f} "
+            f"{'kept' if kept else 'MISSED'}; {100 * one.share:.0f} % of the ceiling "
+            f"{'kept' if ceiling else 'MISSED'}{beaten}"
+        )
+        if not (kept and ceiling):
+            code = 1
+    return lines, code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    names = sorted({spot.model for spot in SPOTS})
+    parser.add_argument("--models", nargs="+", choices=names, default=names)
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each spot at least")
+    parser.add_argument("--json", type=Path, help="write everything there")
+    args = parser.parse_args()
+    results: list[Result] = []
+    try:
+        for spot in SPOTS:
+            if spot.model not in args.models or (args.dtypes and spot.dtype not in args.dtypes):
+                continue
+            with Stage(torch.get_num_threads(), runtimes="model_runtimes") as stage:
+                peers = [] if spot.dtype != "float32" else args.peers
+                missing = stage.start(["eager", "torchweld", *peers])
+                for name, why in missing.items():
+                    print(f"{name} takes no part: {why}", flush=True)
+                peers = [name for name in peers if name not in missing]
+                results.append(measure(stage, spot, peers, args.seconds))
+            print("\n".join(results[-1].lines()), flush=True)
+            if args.json:
+                rows = [{**asdict(r), "share": r.share} for r in results]
+                args.json.write_text(json.dumps(rows, default=str, indent=1))
+    except KeyboardInterrupt:
+        print("stopped; what there is:", flush=True)
+    lines, code = figures(results)
+    print("\n".join(["", "figures (speed over eager's)", *lines]))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
