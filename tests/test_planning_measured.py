@@ -1,0 +1,380 @@
+"""Plans that are timed: remembered, interrupted, made again; what they leave behind."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.profiles import make_peaks
+from torch import nn
+
+import torchweld as tw
+from torchweld import hardware, ops
+from torchweld.decisions import Choice
+from torchweld.measuring import Comparison
+from torchweld.models import MODELS
+from torchweld.models.gpt import GptConfig
+from torchweld.planning import planner, timing, tuning, whole
+from torchweld.planning.memory import Memory
+from torchweld.planning.plan import Plan, Trial, Tuning
+from torchweld.planning.text import sentence
+from torchweld.planning.tuning import choose
+from torchweld.swap import decisions_of, stats, welded_paths
+
+NATURAL, PACKED = Choice(backend="cpu"), Choice(backend="cpu", packed=True)
+PLAIN = Choice(backend="torch")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "torchweld"
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without noise: whatever is welded is twice as fast. Every side runs once."""
+
+    def compare(*sides: Any, names: Any, **_: Any) -> Any:
+        for side in sides:
+            side.time(1)
+        found = [
+            Comparison(
+                baseline=names[0],
+                candidate=name,
+                verdict="faster",
+                reason="made up",
+                speedup=2.0,
+                interval=(1.9, 2.1),
+                confidence=0.99,
+                rounds=20,
+                discarded=0,
+                baseline_us=1000.0,
+                candidate_us=500.0,
+                noise=0.0,
+                threshold=0.01,
+                cold=False,
+                threads=1,
+                seed=0,
+                elapsed_s=1.0,
+                log_ratios=(0.7,),
+                control_log_ratios=(0.0,),
+            )
+            for name in names[1:]
+        ]
+        return found if len(found) > 1 else found[0]
+
+    monkeypatch.setattr(timing, "compare", compare)
+    monkeypatch.setattr(whole, "compare", compare)
+    monkeypatch.setattr(planner, "_predicted", lambda *args: 0.0)
+    made = make_peaks(threads=torch.get_num_threads())
+    monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
+
+
+def policy() -> tuple[nn.Module, Any]:
+    return MODELS["policy"].build()
+
+
+def trial(choice: Choice, speedup: float, verdict: str = "faster", copied: int = 0) -> Trial:
+    interval = (speedup * 0.98, speedup * 1.02)
+    return Trial(
+        choice=choice,
+        verified=True,
+        verdict=verdict,
+        speedup=speedup,
+        interval=interval,
+        copied_bytes=copied,
+    )
+
+
+# ---- choosing ----
+
+
+def test_the_fastest_beyond_noise_is_chosen() -> None:
+    found = choose(
+        1, [trial(PACKED, 2.0, copied=8), trial(NATURAL, 1.5), trial(PLAIN, 3.0, "same")]
+    )
+    assert found.chosen == PACKED
+
+
+def test_a_copy_has_to_be_worth_its_memory() -> None:
+    found = choose(1, [trial(PACKED, 1.52, copied=8), trial(NATURAL, 1.5)])
+    assert found.chosen == NATURAL
+    assert "too little" in found.reason
+
+
+def test_what_is_wrong_or_not_measured_is_never_chosen() -> None:
+    wrong = replace(trial(PACKED, 9.0), verified=False, verdict="wrong", reason="row 3")
+    found = choose(1, [wrong, trial(NATURAL, 9.0, "not measured"), trial(PLAIN, 0.5, "slower")])
+    assert found.chosen is None
+    assert "cpu packed: wrong (row 3)" in found.reason
+
+
+# ---- remembering ----
+
+
+def test_a_second_plan_takes_the_times_of_the_first(
+    own_cache: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = policy()
+    first = tw.plan(model, inputs, budget_s=6)
+    assert first.decisions, str(first)
+    assert list(own_cache.glob("tuning-*.json"))
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("timed again")
+
+    monkeypatch.setattr(tuning, "time_choices", never)
+    second = tw.plan(model, inputs, budget_s=6)
+    assert second.decisions == first.decisions
+    assert all(t.remembered for one in second.planned for t in one.tunings)
+    assert [one.remembered for one in second.whole] == [True]
+    assert "measured by an earlier plan" in str(second)
+    with pytest.raises(AssertionError, match="timed again"):
+        tw.plan(model, inputs, budget_s=6, remember=False)
+
+
+def test_what_was_remembered_is_verified_with_the_weights_of_today(
+    own_cache: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = policy()
+    assert tw.plan(model, inputs, budget_s=6).decisions
+    real = tuning.verify_choice
+
+    def wrong(*args: Any) -> Trial:
+        return replace(real(*args), verified=False, verdict="wrong", reason="off")
+
+    monkeypatch.setattr(tuning, "verify_choice", wrong)
+    assert tw.plan(model, inputs, budget_s=6).decisions == ()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"torchweld_tuning": 1, "entries": {"a": 3}}']
+)
+def test_a_damaged_memory_counts_as_empty(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_text(content)
+    memory = Memory(path)
+    kept = Tuning(rows=1, count=1, trials=(trial(NATURAL, 2.0),), chosen=NATURAL, reason="")
+    assert memory.recall("a", Tuning) is None
+    memory.keep("a", kept)
+    assert Memory(path).recall("a", Tuning) == kept
+    assert Memory(path).recall("b", Tuning) is None
+
+
+def test_a_memory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    memory = Memory(tmp_path / "file" / "tuning.json")
+    memory.keep("a", Tuning(rows=1, count=1, trials=(), chosen=None, reason=""))
+    assert "not kept" in memory.notice
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
+    own_cache: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = MODELS["dlrm"].build()
+    before = [(type(module), sorted(module.__dict__)) for module in model.modules()]
+    real, timed = tuning.time_choices, []
+
+    def interrupted(*args: Any) -> Any:
+        if timed:
+            raise KeyboardInterrupt
+        timed.append(real(*args))
+        return timed[-1]
+
+    monkeypatch.setattr(tuning, "time_choices", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tw.plan(model, inputs, budget_s=6)
+    assert [(type(module), sorted(module.__dict__)) for module in model.modules()] == before
+    (kept,) = own_cache.glob("tuning-*.json")
+    assert json.loads(kept.read_text())["entries"]
+
+
+# ---- what a plan leaves ----
+
+
+def test_a_welded_model_is_planned_as_it_was_and_stays_welded() -> None:
+    model, inputs = policy()
+    tw.apply(model, tw.plan(model, inputs, force=True))
+    paths, decisions = welded_paths(model), decisions_of(model)
+    again = tw.plan(model, inputs, force=True)
+    assert {d.block.path for d in again.decisions} == set(paths)
+    assert decisions_of(model) == decisions
+
+
+def test_undo_leaves_no_trace_of_a_plan() -> None:
+    model, inputs = policy()
+    before = [dict(module.__dict__) for module in model.modules()]
+    tw.fuse(model, inputs, budget_s=2)
+    tw.undo(model)
+    assert tw.plan_of(model) is None
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_a_copy_of_a_welded_model_has_its_plan() -> None:
+    model, inputs = policy()
+    made = tw.plan(model, inputs, force=True)
+    assert tw.plan_of(copy.deepcopy(tw.apply(model, made))) == made
+
+
+def test_training_plans_weld_what_trains() -> None:
+    config = GptConfig(layers=1, width=48, heads=4, context=16, tokens=5, vocab=70)
+    model, inputs = MODELS["gpt"].build(config=config)
+    made = tw.plan(model, inputs, training=True, force=True)
+    assert any(call.training for one in made.planned for call in one.block.calls)
+    tw.apply(model.train(), made)
+    inputs.call(model).sum().backward()
+    assert ops.compiled is None or all(not one.originals for one in stats(model).values())
+
+
+def test_a_plan_is_made_inside_inference_mode() -> None:
+    model, inputs = policy()
+    with torch.inference_mode():
+        made = tw.plan(model, inputs, force=True)
+    assert made.decisions
+    tw.apply(model, made)
+    with torch.inference_mode():
+        inputs.call(model)
+    assert all(not one.originals for one in stats(model).values())
+
+
+def test_a_model_on_meta_is_planned_and_the_plan_says_what_it_could_not_do() -> None:
+    config = GptConfig(layers=1, width=48, heads=4, context=16, tokens=5, vocab=70)
+    with torch.device("meta"):
+        model = MODELS["gpt"].make(config)
+    made = tw.plan(model.eval(), torch.zeros(1, 5, dtype=torch.int64, device="meta"))
+    assert made.planned
+    assert made.decisions == ()
+    assert any("on meta" in t.reason for one in made.planned for t in one.tunings)
+    assert any("meta" in notice for notice in made.notices)
+
+
+def test_a_whole_that_disagrees_keeps_nothing(
+    steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = whole.compare_results
+    monkeypatch.setattr(
+        whole,
+        "compare_results",
+        lambda *args: [replace(one, ok=False, reason="is off") for one in real(*args)],
+    )
+    model, inputs = policy()
+    made = tw.plan(model, inputs, budget_s=6, remember=False)
+    assert made.decisions == ()
+    assert "nothing applied" in sentence(made)
+    assert any("is off" in notice for notice in made.notices)
+
+
+def test_torch_compile_is_tried_on_request() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    x = torch.randn(3, 8)
+    made = tw.plan(model, x, with_compile=True, budget_s=3, remember=False)
+    backends = {t.choice.backend for one in made.planned for u in one.tunings for t in u.trials}
+    assert "compile" in backends
+    plain = tw.plan(model, x, force=True)
+    assert not any(d.choices == (Choice(backend="compile"),) for d in plain.decisions)
+
+
+# ---- carrying out ----
+
+
+def test_a_changed_activation_is_noticed_when_a_plan_is_applied() -> None:
+    def make(act: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Sequential(nn.Linear(8, 16), act, nn.Linear(16, 8)), nn.Tanh())
+
+    made = tw.plan(make(nn.GELU()), torch.randn(3, 8), force=True)
+    assert made.decisions
+    other = make(nn.ReLU())
+    with pytest.raises(tw.TorchweldError, match=r"computes relu/b;tanh/b"):
+        tw.apply(other, made)
+    assert welded_paths(other) == []
+    changed = {d.block.path for d in made.decisions}
+    assert not changed & set(welded_paths(tw.apply(other, made, on_mismatch="skip")))
+
+
+def test_a_plan_that_does_not_fit_leaves_a_welded_model_as_it_was() -> None:
+    model, inputs = policy()
+    tw.apply(model, tw.plan(model, inputs, force=True))
+    paths = welded_paths(model)
+    other, others = MODELS["mixer"].build()
+    with pytest.raises(tw.TorchweldError, match="does not fit"):
+        tw.apply(model, tw.plan(other, others, force=True))
+    assert welded_paths(model) == paths
+
+
+def test_applying_twice_is_applying_once() -> None:
+    model, inputs = policy()
+    made = tw.plan(model, inputs, force=True)
+    with torch.no_grad():
+        expected = inputs.call(tw.apply(model, made))
+        assert torch.equal(inputs.call(tw.apply(model, made)), expected)
+    assert len(welded_paths(model)) == len(made.decisions)
+
+
+def test_a_compiled_model_is_welded_inside() -> None:
+    model, inputs = policy()
+    compiled = torch.compile(model, backend="eager")
+    tw.apply(compiled, tw.plan(model, inputs, force=True))
+    assert welded_paths(model)
+    assert tw.plan_of(compiled) is not None  # type: ignore[arg-type]
+    tw.undo(compiled)  # type: ignore[arg-type]
+    assert not welded_paths(model)
+
+
+def test_a_plan_that_cannot_be_saved_is_said(tmp_path: Path) -> None:
+    model, inputs = policy()
+    made = tw.plan(model, inputs, force=True)
+    with pytest.raises(tw.TorchweldError, match="cannot be written"):
+        made.save(tmp_path / "none" / "plan.json")
+
+
+@pytest.mark.parametrize("inputs", [None, [], torch.randn(3, 7)])
+def test_inputs_that_the_model_does_not_take(inputs: Any) -> None:
+    model, _ = policy()
+    with pytest.raises(tw.TorchweldError):
+        tw.plan(model, inputs)
+    assert not welded_paths(model)
+
+
+# ---- telling ----
+
+
+def test_a_plan_fits_into_a_hundred_columns() -> None:
+    model, inputs = MODELS["llama"].build()
+    made = tw.plan(model, inputs, force=True)
+    table = str(made).split("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= 100
+
+
+def test_all_gains_stand_side_by_side(steady: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "_predicted", lambda *args: 2.5)
+    model, inputs = policy()
+    made = tw.plan(model, inputs, budget_s=6, remember=False)
+    (found,) = made.whole
+    assert found.predicted == 2.5
+    assert found.promised > 1
+    assert found.ceiling > 1
+    assert 0 < found.error_ratio < 10
+    text = str(made)
+    for name in ("diagnosis: at most 2.50x", "the blocks promise", "measured 2.00x", "ceiling"):
+        assert name in text
+    assert "2.00x faster (1.90–2.10)" in sentence(made)
+    assert "of eager's" in sentence(made)
+    assert "more memory" in sentence(made)
+
+
+def test_a_plan_from_before_a_field_was_added_is_read(tmp_path: Path) -> None:
+    model, inputs = policy()
+    made = tw.plan(model, inputs, force=True)
+    made.save(tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    for one in data["planned"]:
+        for own in one["tunings"]:
+            own.pop("remembered", None)
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    assert Plan.load(tmp_path / "plan.json") == made
