@@ -1,4 +1,4 @@
-# make demo    everything a fresh machine needs, then the main job on the built-in shapes
+# make demo    everything a fresh machine needs, then the main job on a built-in transformer
 # make test    everything a fresh machine needs, then the test suite
 #
 # Needs Python (>= 3.10), a C++ compiler and make. What is there already is reused; what a changed
@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all cross-tools lint format bench-peers clean
+.PHONY: setup demo test test-all cross-tools lint format bench-peers bench-models coverage clean
 
 setup: $(VENV)/.built
 
@@ -39,7 +39,7 @@ $(VENV)/.built: $(BUILD_INPUTS) $(PACKAGE_SOURCES) $(VENV)/.torch
 	touch $@
 
 demo: setup
-	$(BIN)/torchweld bench
+	$(BIN)/torchweld fuse
 
 test: setup
 	$(BIN)/python -m pytest -q
@@ -66,11 +66,17 @@ format: setup
 	$(BIN)/clang-format -i $(CPP_SOURCES)
 
 $(VENV)/.peers: $(VENV)/.built
-	$(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev,bench]" "torch==$(TORCH)"
+	$(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev,bench,models]" "torch==$(TORCH)"
 	touch $@
 
 bench-peers: $(VENV)/.peers
 	$(BIN)/python benchmarks/peers.py
+
+bench-models: $(VENV)/.peers
+	$(BIN)/python benchmarks/models.py
+
+coverage: $(VENV)/.peers
+	$(BIN)/python benchmarks/coverage.py
 
 # Leaves the environments, which cost a download; remove .venv* by hand to start from nothing.
 clean:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torchweld.diagnosis.calls import replacing_call_us
 from torchweld.diagnosis.case import Case
-from torchweld.diagnosis.chains import linears_of
+from torchweld.diagnosis.chains import blocks_of, linears_of, runs_of
 from torchweld.diagnosis.findings import Draft, Finding, bound_of, union
 from torchweld.diagnosis.rules_device import device_copies, device_idle
 from torchweld.diagnosis.rules_fusion import mlp_blocks, pointwise_chains, shared_inputs
@@ -58,7 +59,7 @@ def diagnose(profile: Profile, accounted: Account | None = None) -> tuple[Findin
     `accounted` is the profile's account, if it was made already. Rules that need the machine's
     peaks find nothing in a profile without them; its notices say so.
     """
-    case = Case(profile, accounted if accounted is not None else account(profile))
+    case = _case(profile, accounted)
     found = [draft.finding(saved_us, case.step_us) for draft, saved_us in _drafts(case)]
     return tuple(sorted(found, key=lambda finding: (-finding.saved_us, -finding.once_us)))
 
@@ -71,7 +72,7 @@ def combined_bound(
     No microsecond counts twice, whichever findings claim it. The findings must be of this profile;
     what they claim is found again from it.
     """
-    case = Case(profile, accounted if accounted is not None else account(profile))
+    case = _case(profile, accounted)
     drafts = {(draft.rule, draft.title): draft for draft, _ in _drafts(case)}
     chosen = []
     for finding in findings:
@@ -91,13 +92,24 @@ def welding_bound(profile: Profile, accounted: Account | None = None) -> float:
 
     Unlike the findings it counts Linears that are near their roofline already.
     """
-    case = Case(profile, accounted if accounted is not None else account(profile))
+    case = _case(profile, accounted)
     if not case.ops or case.step_us <= 0:
         return 1.0
     drafts = [draft for rule in (mlp_blocks, shared_inputs, slow_half) for draft in rule(case)]
-    linears = weld(case, [[i] for i in sorted(linears_of(case))])
-    claims = union([linears.claims, *(draft.claims for draft in drafts)])
-    return bound_of(case.settled_us(claims), case.step_us)
+    linears = linears_of(case)
+    claims = union(
+        [weld(case, [[i] for i in sorted(linears)]).claims, *(draft.claims for draft in drafts)]
+    )
+    # However many Linears become one block, one call is left of each.
+    in_blocks = {i for block in blocks_of(case, runs_of(case), linears) for i in block.ops}
+    calls = max(1, len(linears.keys() - in_blocks)) if linears else 0
+    most_us = case.step_us - calls * case.cheapest_call_us
+    return bound_of(min(case.settled_us(claims), max(most_us, 0.0)), case.step_us)
+
+
+def _case(profile: Profile, accounted: Account | None) -> Case:
+    accounted = accounted if accounted is not None else account(profile)
+    return Case(profile, accounted, replacing_call_us(profile))
 
 
 def _drafts(case: Case) -> list[tuple[Draft, float]]:

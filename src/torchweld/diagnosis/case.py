@@ -24,10 +24,11 @@ MARGIN = 0.10
 
 
 class Case:
-    """Nothing here is measured; everything follows from the profile."""
+    """Everything follows from the profile, but for the least that a call of a fused block costs."""
 
-    def __init__(self, profile: Profile, account: Account) -> None:
+    def __init__(self, profile: Profile, account: Account, fused_call_us: float = 0.0) -> None:
         self.profile = profile
+        self._fused_call_us = fused_call_us
         self.account = account
         self.step_us = account.step.total_us
         self.on_device = profile.device is not None
@@ -183,11 +184,9 @@ class Case:
 
     @cached_property
     def cheapest_call_us(self) -> float:
-        """Python of one call of a module, of whichever takes least."""
-        return min(
-            (m.python_us / m.calls for m in self.profile.modules if m.calls and m.python_us > 0),
-            default=0.0,
-        )
+        """Of one call of a fused block; at least the Python of whichever module takes least."""
+        called = [m for m in self.profile.modules if m.calls and m.python_us > 0]
+        return max(self._fused_call_us, min((m.python_us / m.calls for m in called), default=0.0))
 
     @cached_property
     def gaps(self) -> dict[int, tuple[int, float]]:

@@ -11,7 +11,8 @@ Why the difference is an upper bound on the gain: one op in place of a set has t
   step leaves behind, weights and inputs must. The price of a byte is the one that the account has
   for the op that moves it now;
 - be started once, forward and backward, and be called from Python, if a module did its work: as
-  long as the cheapest call of any module in the profile.
+  long as the cheapest call of any module in the profile, or of a fused block that computes next to
+  nothing, where that can be measured.
 
 It can do arithmetic while it waits for memory, so the larger of the first two counts. Everything
 else that the ops and what belongs to them (views, allocations, autograd nodes, Python of modules
