@@ -81,6 +81,35 @@ def test_an_op_without_a_model_is_unexplained_above_its_traffic() -> None:
     assert parts(found.split) == {"traffic_us": 5.0}
 
 
+def test_own_time_of_an_unknown_op_is_unexplained_whatever_it_runs() -> None:
+    made = Builder()
+    a = tensor(100, 100)
+    svd = made.op("aten::_linalg_svd", 500.0, inputs=(a,), makes=SIZE)
+    made.op("aten::any", 9.0, parent=svd, inputs=(tensor(1),), makes=1)
+    found = account(made.build())
+    assert parts(found.ops[svd].split) == {"launch_us": 1.0, "unexplained_us": 499.0}
+    assert found.ops[svd].bound == "unknown"
+    assert [op.launches for op in found.ops] == [1, 0]
+    # The bytes are those of what it runs.
+    assert found.modules[0].moved_bytes == found.ops[1].read_bytes + found.ops[1].written_bytes
+
+
+def test_a_mere_wrapper_of_another_library_costs_its_dispatch() -> None:
+    made = Builder()
+    a = tensor(100, 100)
+    wrapper = made.op("mylib::op", 0.5, inputs=(a,), makes=SIZE)
+    made.op("aten::mm", 50.0, parent=wrapper, inputs=(a, a), makes=SIZE)
+    found = account(made.build())
+    assert parts(found.ops[wrapper].split) == {"launch_us": 0.5}
+
+
+def test_unknown_ops_that_the_compiler_runs_are_the_hosts() -> None:
+    made = Builder()
+    compiling = made.op("step (dynamo_timed)", 5.0)
+    made.op("mylib::op", 50.0, parent=compiling, inputs=(tensor(4),))
+    assert parts(account(made.build()).step) == {"host_us": 55.0}
+
+
 def test_nothing_recorded_about_an_op_is_unexplained() -> None:
     found = of_one("graph_0_cpp_fused_gelu_0", 50.0).ops[0]
     assert parts(found.split) == {"launch_us": 1.0, "unexplained_us": 49.0}

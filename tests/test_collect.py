@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,3 +148,70 @@ def test_the_adapter_alone_uses_torchs_profiler() -> None:
         if users_of_the_profiler(path.read_text())
     }
     assert found == {"profiler/collect.py"}
+
+
+# ---- releases that lack a field ----
+
+
+class _Without:
+    """What it wraps, without the field of one name."""
+
+    def __init__(self, wrapped: object, hidden: str) -> None:
+        self._wrapped, self._hidden = wrapped, hidden
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._hidden:
+            raise AttributeError(f"no {name}", name=name, obj=self)
+        return without(getattr(self._wrapped, name), self._hidden)
+
+
+def without(value: Any, hidden: str) -> Any:
+    if isinstance(value, list):
+        return [without(item, hidden) for item in value]
+    inside = type(value).__module__.startswith("torch._C")
+    return _Without(value, hidden) if inside else value
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    results = torch._C._autograd._ProfilerResult
+    tree = results.experimental_event_tree
+
+    def hidden(self: Any) -> Any:
+        return without(tree(self), field)
+
+    monkeypatch.setattr(results, "experimental_event_tree", hidden)
+
+
+TOLD_BY_THE_TRACE_TOO = (
+    *("name", "tag", "children", "start_time_ns", "end_time_ns", "start_tid", "extra_fields"),
+    *("scope", "sequence_number", "inputs", "sizes", "dtype"),
+)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("allocation_id", "alloc_size", "strides", "device", "correlation_id"),
+        *TOLD_BY_THE_TRACE_TOO,
+    ],
+)
+def test_a_field_that_a_release_lacks_becomes_one_notice(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU()), torch.ones(3, 4)
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    with instrumented([("", model)]):
+        whole = record(step, step, shapes=True, memory=True)
+        hide(monkeypatch, field)
+        found = record(step, step, shapes=True, memory=True)
+    assert not whole.notices
+    (notice,) = found.notices
+    assert f" {field} in its tree" in notice
+    assert ("exported trace" in notice) == (field in TOLD_BY_THE_TRACE_TOO)
+    assert ops(found) == ops(whole)
+    product = next(event for event in found.events if event.name == "aten::addmm")
+    assert [t and t.shape for t in product.inputs[:3]] == [(5,), (3, 4), (4, 5)]
+    assert any(e.name == "AddmmBackward0" and e.forward_thread >= 0 for e in found.events)

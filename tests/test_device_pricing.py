@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.made_traces import TRACES
 from tests.profiles import Builder, kernel, make_device, parts, tensor
 
-from torchweld.profiler.account import account
+from torchweld.profiler.account import account, roofline
 from torchweld.profiler.profile import Gap, Profile, RuntimeCall
+from torchweld.profiler.trace import read_trace
 
 SIZE = 40_000  # bytes of a tensor of 100 x 100: 4 us
 
@@ -101,3 +103,32 @@ def test_kernels_that_the_devices_figures_leave_out_do_not_count() -> None:
     found = account(on_device(until_us=1.5))
     assert found.ops[2].launches == 0
     assert found.ops[1].launches == 1
+
+
+def test_ops_that_the_devices_figures_leave_out_are_no_work() -> None:
+    whole = on_device()
+    # The second product and the copy begin later than what the figures cover.
+    begin = [0.0, 0.8, 0.9]
+    ops = tuple(
+        dataclasses.replace(op, start_us=us) for op, us in zip(whole.ops, begin, strict=True)
+    )
+    assert whole.device is not None
+    device = dataclasses.replace(whole.device, until_us=0.5, steps=1)
+    profile = dataclasses.replace(whole, ops=ops, device=device)
+    found = account(profile)
+    first, second, copy = found.ops
+    assert first.flops == 2_000_000
+    assert (second.flops, second.read_bytes, second.written_bytes, copy.read_bytes) == (0, 0, 0, 0)
+    assert found.modules[0].flops == first.flops
+    (row,) = roofline(profile, found)
+    assert (row.name, row.calls, row.flops) == ("aten::mm", 1, first.flops)
+
+
+def test_rates_of_a_real_trace_are_those_of_the_steps_that_are_covered() -> None:
+    profile = read_trace(TRACES / "a100_training_step.json.gz")
+    rows = {(row.name, row.phase): row for row in roofline(profile, account(profile))}
+    added = rows["aten::add", "backward"]
+    assert profile.accounted_steps == 5
+    assert added.calls % 5 == 0
+    # Six steps over the time of five gave 1944 GB/s. What is above 1555 came from the cache.
+    assert added.gbps == pytest.approx(1620, rel=0.01)

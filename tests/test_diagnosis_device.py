@@ -78,6 +78,18 @@ def test_copies_between_host_and_device_are_found() -> None:
     assert "asked for by copy_ (1)" in finding.evidence
 
 
+@pytest.mark.parametrize("name", ["Memcpy PtoP (Device -> Device)", "CopyPeerToPeer"])
+def test_a_copy_from_one_device_to_another_is_found(name: str) -> None:
+    rows: list[Row] = [*gemms(0.0), (name, "copy", 30.0, 40.0), *gemms(70.0)]
+    finding = found(on_device(rows, ["copy"]), "device-copy")
+    assert finding is not None
+    assert finding.title == "1 copy between devices"
+    rows.append(("Memcpy DtoH (Device -> Pageable)", "copy", 90.0, 5.0))
+    finding = found(on_device(rows, ["copy"]), "device-copy")
+    assert finding is not None
+    assert finding.title == "2 copies between host and devices"
+
+
 def test_a_copy_that_a_kernel_hides_costs_nothing() -> None:
     copy: Row = ("Memcpy HtoD (Pinned -> Device)", "copy", 5.0, 10.0)
     assert found(on_device([*gemms(0.0), copy, *gemms(20.0)], []), "device-copy") is None

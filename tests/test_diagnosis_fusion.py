@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.diagnosed import BYTES_A_US, Model, blocks, found, runs
 from tests.profiles import changed, tensor
@@ -19,6 +21,18 @@ def test_a_chain_could_save_all_but_one_pass_over_memory() -> None:
     assert finding is not None
     # x is read and the result written, 4 MB each, and one op is started.
     assert finding.saved_us == pytest.approx(6000.0 - 8e6 / BYTES_A_US - 1.0)
+    assert "16.0 MB a step move between them" in finding.evidence[1]
+
+
+def test_bytes_a_step_are_those_of_one_step() -> None:
+    made = Model()
+    for _ in range(2):
+        x = tensor(1000, 1000)
+        made.run("neg", made.run("abs", made.run("mul", x, us=2000.0), us=2000.0), us=2000.0)
+    profile = made.build()
+    two_steps = replace(profile, about=replace(profile.about, steps=2))
+    finding = found(two_steps, "pointwise-chain")
+    assert finding is not None
     assert "16.0 MB a step move between them" in finding.evidence[1]
 
 

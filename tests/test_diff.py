@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from tests.block_profiles import Call, block_calls, block_places, blocks, fused_blocks, make
 from tests.block_profiles import on_device as with_device
+from tests.made_traces import TRACES
+from tests.profiles import tensor
 
 from torchweld.diffing import NOTHING, Amount, Change, Diff, diff
 from torchweld.errors import TorchweldError
 from torchweld.paths import grouped_paths, joined, normal_path
 from torchweld.profiler.account import account
-from torchweld.profiler.profile import Profile
+from torchweld.profiler.profile import Profile, Tensor
+from torchweld.profiler.trace import read_trace
 from torchweld.report import diff_sections
 from torchweld.report.style import to_text
 
@@ -55,12 +58,40 @@ def test_fused_children_are_compared_at_the_module_that_fused_them() -> None:
     assert (mlp.modules, mlp.own) == (4, False)
     assert mlp.kinds == ("Mlp", "FusedMLP")
     assert (mlp.before.launches, mlp.after.launches) == (12, 4)
-    assert mlp.before.round_trips - mlp.after.round_trips == 8
+    # For each MLP: gelu reads what the first product wrote, the second what gelu wrote.
+    assert mlp.before.round_trips - mlp.after.round_trips == 4 * 2
     assert mlp.before.time_us == pytest.approx(4 * 279)
     assert mlp.after.time_us == pytest.approx(4 * 91)
     assert found.changes[0] == mlp
     assert found.only_a == ("layers.*.mlp.up", "layers.*.mlp.act", "layers.*.mlp.down")
     assert found.only_b == ()
+
+
+def test_a_value_that_goes_round_counts_once_whoever_wrote_it() -> None:
+    """As torch runs it: each product finds its bias copied into its result."""
+    places = [("", "Net"), ("mlp", "Mlp")]
+    x, hidden, active, out = (tensor(8, n, storage=n) for n in (63, 255, 254, 62))
+
+    def product(given: Tensor, result: Tensor) -> Call:
+        bias = tensor(result.shape[-1])
+        made = (result.storage or 0, result.nbytes)
+        copied = Call(name="aten::copy_", path="mlp", inputs=(result, bias))
+        weight = tensor(given.shape[-1], result.shape[-1])
+        return Call(
+            name="aten::addmm",
+            path="mlp",
+            us=50.0,
+            inputs=(bias, given, weight),
+            makes=made,
+            inside=(copied,),
+        )
+
+    gelu = Call(name="aten::gelu", path="mlp", inputs=(hidden,), makes=(254, active.nbytes))
+    before = make(places, [product(x, hidden), gelu, product(active, out)])
+    fused = Call(name="torchweld::chain", path="mlp", inputs=(x,), makes=(62, out.nbytes))
+    found = change_at(diff(before, make(places, [fused])), "mlp")
+    assert (found.before.round_trips, found.after.round_trips) == (2, 0)
+    assert (found.before.launches, found.after.launches) == (3, 1)
 
 
 def test_nothing_is_lost_or_counted_twice() -> None:
@@ -259,6 +290,20 @@ def test_a_trace_of_several_steps_counts_as_one() -> None:
     assert found.step_us[1] == pytest.approx(found.step_us[0], rel=0.02)
     assert found.step.after.time_us == pytest.approx(found.step.before.time_us, rel=0.02)
     assert "b covers 2 steps" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "launches", "device_us"),
+    [("a100_training_step", 1575, 413_947 / 5), ("mi250_toy_training", 16, 149.0)],
+)
+def test_kernels_of_a_trace_are_divided_by_the_steps_that_they_come_from(
+    name: str, launches: int, device_us: float
+) -> None:
+    trace = read_trace(TRACES / f"{name}.json.gz")
+    step = diff(trace, trace).step.before
+    assert step.launches == launches
+    assert step.device_us == pytest.approx(device_us, rel=0.005)
+    assert step.time_us == pytest.approx(trace.modules[0].total_us / trace.about.steps, rel=0.05)
 
 
 def test_kernels_are_counted_where_there_is_a_device() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.made_traces import TRACES, MadeTrace
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from torchweld.errors import TorchweldError
 from torchweld.expecting import ExpectationError, check_profile, expect
 from torchweld.profiler.profile import About, Module, Op, Profile
+from torchweld.profiler.trace import read_trace
 
 
 @pytest.fixture
@@ -176,3 +179,19 @@ def test_a_profile_is_judged_by_the_same_rule() -> None:
     assert "aten::addmm" in str(verdict)
     with pytest.raises(TorchweldError, match="unknown counter"):
         check_profile(taken, {"lines": 3})
+
+
+def test_of_a_trace_with_several_steps_one_whole_step_is_judged() -> None:
+    training = read_trace(TRACES / "a100_training_step.json.gz")
+    assert training.about.steps == 6
+    assert check_profile(training, {"linear": 101}).holds
+
+
+def test_a_trace_with_one_step_is_judged_as_a_whole(tmp_path: Path) -> None:
+    made = MadeTrace().op("aten::addmm", 0, 5).step(1, 10, 20).op("aten::addmm", 12, 5)
+    one = read_trace(made.write(tmp_path / "one.json"))
+    assert check_profile(one, {"linear": 2}).holds
+    made.step(2, 40, 20).op("aten::linear", 42, 9).op("aten::addmm", 43, 5)
+    two = read_trace(made.step(3, 70, 20).write(tmp_path / "three.json"))
+    assert two.about.step_starts_us == (0.0, 30.0, 60.0)
+    assert check_profile(two, {"linear": 1, "ops": 1}).holds

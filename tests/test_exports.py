@@ -13,9 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.block_profiles import Call, blocks, make, on_device
+from tests.profiles import make_peaks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from torchweld.profiler.account import account
 from torchweld.profiler.live import profile as take
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.trace import read_trace
@@ -216,6 +218,29 @@ def test_a_trace_of_ours_reads_back_as_the_same_step(tmp_path: Path) -> None:
         assert op.raw_us == pytest.approx(before.total_us, abs=0.002)
     assert again.step_us == pytest.approx(profile.step_us, abs=0.002)
     assert not again.notices
+
+
+def test_a_trace_of_ours_is_priced_with_the_peaks_of_its_machine(tmp_path: Path) -> None:
+    # More digits than times are read with as doubles.
+    profile = replace(blocks(), op_cost_us=1.0123456789012345678)
+    peaks = make_peaks(gflops=100.12345678901234, gbps=10.0, threads=1)
+    about = replace(profile.about, threads=1, torch="2.13", cpu="Example")
+    profile = replace(profile, peaks=peaks, about=about)
+    again = read_again(profile, tmp_path)
+    assert again.machine == profile.machine
+    found = account(again)
+    assert not found.notices
+    assert found.step.arithmetic_us == pytest.approx(account(profile).step.arithmetic_us)
+    assert found.step.arithmetic_us > 0
+
+
+def test_a_damaged_machine_is_a_notice_and_the_trace_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**chrome_trace(blocks()), "torchweld_machine": {"threads": "x"}}))
+    again = read_trace(path)
+    assert again.ops
+    assert again.peaks is None
+    assert any("of its machine cannot be read" in notice for notice in again.notices)
 
 
 def test_a_module_called_twice_has_two_ranges() -> None:

@@ -71,9 +71,14 @@ def test_attention_made_of_products_is_shown_as_such() -> None:
     assert [counter for counter, _ in leaves(parts)] == ["bmm", "norms", "bmm"]
 
 
-def test_an_op_of_an_unknown_library_counts_unless_it_runs_known_ones() -> None:
+def test_an_op_of_an_unknown_library_counts_whatever_it_runs() -> None:
     assert leaves("mylib::wonder\n  aten::empty") == [("other", "mylib::wonder")]
-    assert leaves("mylib::wonder\n  aten::relu") == [("pointwise", "aten::relu")]
+    assert leaves("mylib::wonder\n  aten::relu") == [("other", "mylib::wonder")]
+    assert leaves("mylib::wonder\n  aten::mm\n  aten::relu") == [
+        ("other", "mylib::wonder"),
+        ("linear", "aten::mm"),
+        ("pointwise", "aten::relu"),
+    ]
 
 
 def test_work_of_the_compiler_is_not_the_models() -> None:

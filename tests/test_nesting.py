@@ -37,7 +37,11 @@ TREES = [
     ("aten::_fused_rms_norm:-1 aten::pow:0 aten::mean:0 aten::mul:0", "1 2 3", "0"),
     ("AddmmBackward0:-1 aten::mm:0 aten::mm:0", "1 2", "1 2"),
     ("mylib::op:-1", "0", "0"),
-    ("mylib::op:-1 aten::mm:0", "1", "1"),
+    ("mylib::op:-1 aten::mm:0", "1", "0 1"),
+    ("mylib::op:-1 aten::addmm:0 aten::copy_:1 aten::relu:0", "1 2 3", "0 1 3"),
+    ("mylib::op:-1 aten::clone:0 aten::copy_:1 aten::any:0", "2 3", "0"),
+    ("mylib::op:-1 mylib::inner:0 aten::triu:1", "2", "0"),
+    ("aten::linalg_inv:-1 aten::linalg_inv_ex:0 aten::gt:1 aten::all:1", "2 3", "1"),
     ("mylib::op:-1 aten::copy_:0", "0 1", "0"),
     ("aten::mv:-1 aten::addmv_:0", "1", "1"),
     ("aten::lift_fresh:-1 aten::clone:0 aten::copy_:1", "2", "1"),
@@ -81,6 +85,21 @@ def test_views_and_allocations_are_leaves_that_launch_nothing() -> None:
     parents = [-1, 0, -1, 2]
     assert leaves(names, parents, [True] * 4) == [True, False, True, False]
     assert launching(names, parents) == [False] * 4
+
+
+@pytest.mark.parametrize("name", ["svd", "qr", "eigh"])
+def test_a_factorisation_is_one_op_of_another_kind(name: str) -> None:
+    x = torch.eye(7) + 0.1
+    with expect(other=1, ops=1):
+        getattr(torch.linalg, name)(x)
+
+
+def test_the_check_of_a_factorisations_result_is_no_work_of_its_own() -> None:
+    x = torch.eye(7) + 0.1
+    with expect(other=1, pointwise=0, fills=0):
+        torch.linalg.inv(x)
+    with expect(other=1, linear=0):
+        torch.linalg.solve(x, x)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {

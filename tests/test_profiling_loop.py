@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.profiler.collect import Recorder
 from torchweld.profiler.loop import profiling
 
 pytestmark = pytest.mark.usefixtures("brief_profiles")
@@ -27,15 +30,18 @@ def test_a_few_steps_of_a_training_loop_are_profiled_and_the_others_left_alone()
             model(torch.randn(4, 16)).square().mean().backward()
             optimizer.step()
             p.step()
-    # two pass, the second of them untouched for the first round; then ops, modules, untouched, ops,
-    # modules; then shapes and memory
-    expected = [False, False, False, True, False, False, True, True]
+    # The second step that passes is the untouched one of the first round. Of two steps under the
+    # profiler the first warms up: ops, modules; shapes and memory at last.
+    a_round = [False, False, False, True, True]
+    expected = [False, *a_round, False, *a_round, True, True]
     assert watched == expected + [False] * (20 - len(expected))
     found = p.profile
+    assert found.timing is not None
     assert found.about.training
     places = {(found.modules[op.module].path, op.phase) for op in found.ops}
     assert {("0", "forward"), ("0", "backward"), ("optimizer", "optimizer")} <= places
     assert found.memory is not None
+    assert [check.what for check in found.timing.checks] == ["held-out steps"]
     assert p.profile is found
 
 
@@ -46,7 +52,7 @@ def test_a_loop_that_is_too_short_says_how_long_it_must_be() -> None:
             model(torch.ones(4))
             p.step()
     assert not attached(model)
-    with pytest.raises(NotMeasuredError, match="4 steps were seen and 8 are needed"):
+    with pytest.raises(NotMeasuredError, match="4 steps were seen and 14 are needed"):
         _ = p.profile
 
 
@@ -55,7 +61,7 @@ def test_a_loop_that_breaks_leaves_the_model_and_the_profiler_free() -> None:
 
     def loop() -> None:
         with profiling(model, wait=1, active=2) as p:
-            for _ in range(9):
+            for _ in range(20):
                 model(torch.ones(4))
                 if attached(model):
                     raise RuntimeError("on purpose")
@@ -73,3 +79,84 @@ def test_wrong_schedules_are_refused() -> None:
         profiling(nn.Linear(2, 2), wait=0)
     with pytest.raises(TorchweldError, match="active 1"):
         profiling(nn.Linear(2, 2), active=1)
+
+
+def run(model: nn.Module, p: profiling, steps: int = 20) -> None:
+    for _ in range(steps):
+        model(torch.ones(4))
+        p.step()
+
+
+def test_another_profiler_is_reported_when_the_profile_is_asked_for() -> None:
+    model = nn.Linear(4, 4)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with profiling(model, wait=1, active=2) as p, torch.profiler.profile(activities=cpu) as theirs:
+        run(model, p)
+    assert not attached(model)
+    assert any(event.name == "aten::linear" for event in theirs.events())
+    with pytest.raises(TorchweldError, match="a torch profiler is running already"):
+        _ = p.profile
+
+
+def test_of_two_nested_blocks_one_is_profiled_and_the_other_says_why_not() -> None:
+    model = nn.Linear(4, 4)
+    with profiling(model, wait=1, active=2) as outer, profiling(model, wait=2, active=2) as inner:
+        for _ in range(20):
+            model(torch.ones(4))
+            outer.step()
+            inner.step()
+    assert not attached(model)
+    assert outer.profile.ops
+    with pytest.raises(TorchweldError, match="a torch profiler is running already"):
+        _ = inner.profile
+
+
+def test_a_step_without_an_op_does_not_break_the_loop() -> None:
+    with profiling(nn.Linear(4, 4), wait=1, active=2) as p:
+        for _ in range(20):
+            p.step()
+    with pytest.raises(NotMeasuredError, match="ran no op"):
+        _ = p.profile
+
+
+def test_an_error_that_is_not_ours_is_told_later_as_one_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(self: Recorder) -> None:
+        raise RuntimeError("kineto is not well")
+
+    monkeypatch.setattr(Recorder, "start", broken)
+    model = nn.Linear(4, 4)
+    with profiling(model, wait=1, active=2) as p:
+        run(model, p)
+    assert not attached(model)
+    with pytest.raises(TorchweldError, match=r"step 1 .*RuntimeError: kineto is not well"):
+        _ = p.profile
+
+
+def test_a_step_outside_the_block_is_refused_at_once() -> None:
+    p = profiling(nn.Linear(4, 4))
+    with pytest.raises(TorchweldError, match=r"with tw\.profiling"):
+        p.step()
+    with p:
+        pass
+    p.step()  # the block is over, and a step after it only counts
+    with pytest.raises(TorchweldError, match="entered twice"), p:
+        pass
+
+
+def test_a_loop_that_ends_with_its_last_recording_has_no_check() -> None:
+    model = nn.Linear(4, 4)
+    with profiling(model, wait=1, active=2) as p:
+        run(model, p, steps=13)
+    assert p.profile.timing is not None
+    assert p.profile.timing.checks == ()
+
+
+def test_corrected_times_that_miss_the_clock_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4)
+    with profiling(model, wait=1, active=2) as p:
+        run(model, p)
+    samples = p._samples
+    samples.rounds = [dataclasses.replace(r, plain_us=1e6) for r in samples.rounds]
+    assert any("against those without the profiler" in notice for notice in p.profile.notices)

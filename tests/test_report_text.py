@@ -211,6 +211,15 @@ def test_one_module_alone_and_alike_ones_together() -> None:
     assert line_of(many, "addmm").split()[1] == "8"
 
 
+def test_a_star_stands_for_a_name_and_so_not_for_the_root() -> None:
+    profile = blocks(4)
+    tree = Tree(profile, account(profile))
+    paths = {profile.modules[i].path for group in tree.select("*") for i in group}
+    assert paths == {"layers", "head"}
+    total_us = sum(tree.total_us(i) for group in tree.select("*") for i in group)
+    assert total_us <= profile.step_us
+
+
 def test_a_module_that_is_not_there_is_an_error_that_helps() -> None:
     with pytest.raises(TorchweldError, match=r"no module 'layers.1.mpl'.*layers.1.mlp"):
         text_of(blocks(), module="layers.1.mpl")
@@ -372,3 +381,14 @@ def test_names_are_cut_where_it_shows() -> None:
     assert cut("abcdef", 4) == "abc…"
     assert cut("abcd", 4) == "abcd"
     assert clean("plain") == "plain"
+
+
+def test_top_kernels_are_those_that_the_devices_figures_cover() -> None:
+    profile = on_device(blocks(2, live=False))
+    assert profile.device is not None
+    half_us = sorted(call.start_us for call in profile.device.calls)[3]
+    device = replace(profile.device, until_us=half_us)
+    row = line_of(text_of(replace(profile, device=device)), "gemm_128x64")
+    covered = [k for k in filter(device.covers, device.kernels) if k.name == "gemm_128x64"]
+    assert 0 < len(covered) < sum(k.name == "gemm_128x64" for k in device.kernels)
+    assert row.split()[1] == str(len(covered))

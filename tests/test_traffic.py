@@ -12,6 +12,8 @@ from tests.profiles import (
 )
 
 from torchweld.profiler.account import account
+from torchweld.profiler.costs import works_of
+from torchweld.profiler.traffic import round_trips_of
 
 # With the builder's peaks: 100 GFLOP/s are 100,000 operations a us, 10 GB/s are 10,000 bytes.
 SIZE = 40_000  # bytes of a tensor of 100 x 100: 4 us
@@ -45,6 +47,14 @@ def test_bytes_written_and_read_back_are_round_trips() -> None:
     assert relu.split.traffic_us == 0.0
     assert neg.split.round_trip_us == pytest.approx(0.5 * (8.0 - 0.1))
     assert neg.split.traffic_us == pytest.approx(0.5 * (8.0 - 0.1))
+
+
+def test_a_value_goes_round_once_however_many_read_it() -> None:
+    made, (_, _, neg) = chain()
+    again = made.ops[neg]
+    made.op("aten::exp", 30.0, inputs=again.inputs, makes=SIZE)
+    profile = made.build()
+    assert round_trips_of(profile.ops, works_of(profile.ops)) == [0, 1, 1, 0]
 
 
 def test_unknown_memory_makes_no_round_trips() -> None:

@@ -21,7 +21,9 @@ from torchweld.errors import TorchweldError
 from torchweld.files import read_whole, write_whole
 from torchweld.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.profiler.account import Account, account
+from torchweld.profiler.costs import works_of
 from torchweld.profiler.profile import About, Profile
+from torchweld.profiler.traffic import round_trips_of
 from torchweld.records import RecordError, from_plain, to_plain
 
 FORMAT = 1
@@ -32,7 +34,7 @@ class Amount:
     """What some modules do in one step."""
 
     launches: int = 0  # kernels; without a device, ops that do work
-    round_trips: int = 0  # ops that read back what another op of the step wrote
+    round_trips: int = 0  # values that one op wrote and another read back, each once
     round_trip_bytes: int = 0
     time_us: float = 0.0  # of the host: forward and backward, corrected
     device_us: float = 0.0  # of the kernels it launched
@@ -305,7 +307,10 @@ class _Side:
     def amounts(self, shared: set[str]) -> dict[str, Amount]:
         """Shared path -> what it does itself, with all below it that is not shared."""
         steps = max(self.profile.about.steps, 1)
+        counted = self.profile.accounted_steps  # the host's times are of all, the rest of these
         own = self._own()
+        for i, amount in self._left_out():
+            own[i] += amount
         found: dict[str, Amount] = {}
         for path, amount in zip(self.paths, own, strict=True):
             at = path
@@ -316,23 +321,34 @@ class _Side:
             return found
         return {
             path: Amount(
-                launches=round(amount.launches / steps),
-                round_trips=round(amount.round_trips / steps),
-                round_trip_bytes=round(amount.round_trip_bytes / steps),
+                launches=round(amount.launches / counted),
+                round_trips=round(amount.round_trips / counted),
+                round_trip_bytes=round(amount.round_trip_bytes / counted),
                 time_us=amount.time_us / steps,
-                device_us=amount.device_us / steps,
+                device_us=amount.device_us / counted,
             )
             for path, amount in found.items()
         }
+
+    def _left_out(self) -> Iterable[tuple[int, Amount]]:
+        """Module and amount, negative, of kernels that the device's figures do not cover."""
+        device, ops = self.profile.device, self.profile.ops
+        for kernel in device.kernels if device is not None else ():
+            if device is not None and not device.covers(kernel):
+                at = ops[kernel.op].module if kernel.op >= 0 else 0
+                # The account counts no launches of these ops; what no op launched was counted.
+                yield at, Amount(launches=-int(kernel.op < 0), device_us=-kernel.duration_us)
 
     def _own(self) -> list[Amount]:
         """By module, without its children."""
         profile = self.profile
         found = [NOTHING] * len(profile.modules)
-        for op, explained in zip(profile.ops, self.account.ops, strict=True):
+        trips = round_trips_of(profile.ops, works_of(profile.ops))
+        for op, explained, read_back in zip(profile.ops, self.account.ops, trips, strict=True):
             found[op.module] += Amount(
                 launches=explained.launches,
-                round_trips=int(explained.round_trip_bytes > 0),
+                # None where the account could not price any: the two columns go together.
+                round_trips=read_back if explained.round_trip_bytes > 0 else 0,
                 round_trip_bytes=explained.round_trip_bytes,
             )
         for i, module in enumerate(profile.modules):

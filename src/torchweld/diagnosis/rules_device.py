@@ -14,7 +14,9 @@ from torchweld.profiler.profile import Kernel
 IDLE_SHARE = 0.10
 # Why nothing ran -> the part of an op's time that the account puts such a gap under.
 _WAITING = {"host wait": "launch_us", "synchronisation": "host_us"}
-_BETWEEN_DEVICES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
+_WITH_HOST = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
+# Copies within one device are DtoD; those from one to another have names of their own.
+_WITH_PEER = ("PtoP", "PeerToPeer")
 
 
 def device_idle(case: Case) -> list[Draft]:
@@ -67,7 +69,7 @@ def device_idle(case: Case) -> list[Draft]:
 
 
 def device_copies(case: Case) -> list[Draft]:
-    """Copies from host to device and back.
+    """Copies from host to device and back, and from one device to another.
 
     Reads the device's copy kernels by name, and the gaps before them. The bound takes away what of
     them nothing else on the device hides: a copy that runs beside a kernel costs the step nothing.
@@ -84,6 +86,7 @@ def device_copies(case: Case) -> list[Draft]:
         for kernel in kernels
         if not _crosses(kernel)
     )
+    ends = _ends(copies)
     claims: dict[Slice, float] = {}
     exposed_us = _exposed(copies, others)
     for kernel, us in zip(copies, exposed_us, strict=True):
@@ -101,11 +104,14 @@ def device_copies(case: Case) -> list[Draft]:
     return [
         Draft(
             rule="device-copy",
-            title=f"{counted(len(copies), 'copy')} between host and device",
-            cause="Data pass between the memories of host and device within the step.",
+            title=f"{counted(len(copies), 'copy')} between {ends}",
+            cause=f"Data pass between the memories of {ends} within the step.",
             action="Keep tensors where they are used: move inputs once, ahead of time, from pinned "
             "memory with non_blocking=True; make new tensors on the device; read results back "
-            "together at the end.",
+            "together at the end."
+            if ends != "devices"
+            else "Keep tensors where they are used: put layers that feed each other on the same "
+            "device, and let what has to cross overlap with other work.",
             evidence=(
                 f"they take {duration(sum(kernel.duration_us for kernel in copies))}, of which "
                 f"{duration(sum(exposed_us))} beside nothing else, and "
@@ -113,7 +119,7 @@ def device_copies(case: Case) -> list[Draft]:
                 ", ".join(f"{count:,} × {name}" for name, count in names),
                 *([f"asked for by {asked}"] if asked else []),
             ),
-            waste="copies between host and device",
+            waste=f"copies between {ends}",
             claims=claims,
             modules=case.patterns(case.ops[k.op].module for k in copies if k.op >= 0),
         )
@@ -130,7 +136,15 @@ def _crosses(kernel: Kernel) -> bool:
 
 
 def _goes_between(name: str) -> bool:
-    return any(way in name for way in _BETWEEN_DEVICES)
+    return any(way in name for way in (*_WITH_HOST, *_WITH_PEER))
+
+
+def _ends(copies: list[Kernel]) -> str:
+    """Between what they copy, in words."""
+    peers = [any(way in kernel.name for way in _WITH_PEER) for kernel in copies]
+    if not any(peers):
+        return "host and device"
+    return "devices" if all(peers) else "host and devices"
 
 
 def _exposed(copies: list[Kernel], others: list[tuple[float, float]]) -> list[float]:

@@ -43,7 +43,7 @@ def pointwise_chains(case: Case) -> list[Draft]:
     phases = Counter(case.ops[run.ops[0]].phase for run in runs)
     evidence = [
         _comparison(case, welds, "one op for each chain"),
-        f"{size(welds.spared_bytes)} a step move between them and nowhere else",
+        f"{size(_spared_bytes(case, welds))} a step move between them and nowhere else",
         *_places(case, [(run.ops, _names(case, run)) for run in runs], welds),
     ]
     if phases["backward"]:
@@ -85,7 +85,8 @@ def mlp_blocks(case: Case) -> list[Draft]:
     described = [(block.ops, _describe(case, block, linears)) for block in blocks]
     evidence = (
         _comparison(case, welds, "one op for each block"),
-        f"{size(welds.spared_bytes)} a step are written and read back between the ops of a block",
+        f"{size(_spared_bytes(case, welds))} a step are written and read back between the ops of "
+        "a block",
         *_places(case, described, welds),
         *_inferred(case),
     )
@@ -181,6 +182,11 @@ def _is_worth_sharing(case: Case, group: Sequence[int], linears: dict[int, Facto
 
 
 # ---- words ----
+
+
+def _spared_bytes(case: Case, welds: Welds) -> float:
+    """A step: a trace may hold several."""
+    return welds.spared_bytes / case.profile.accounted_steps
 
 
 def _comparison(case: Case, welds: Welds, what: str) -> str:

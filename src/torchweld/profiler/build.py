@@ -42,6 +42,8 @@ class Samples:
     first_us: float = 0.0
     rounds: list[Round] = field(default_factory=list)  # to calibrate on
     held_out: list[Round] = field(default_factory=list)  # to check on
+    # Steps that were only timed, to check on where no rounds were held out.
+    unprofiled_us: list[float] = field(default_factory=list)
     full: Recording | None = None  # with shapes and memory; its times are not used
     compilation: Compilation | None = None
     notices: list[str] = field(default_factory=list)
@@ -123,7 +125,14 @@ def build(
     found = attribute(samples.full, describe(roots), timed, costs)
     device = device_account(samples.full, found.op_of)
 
-    checks = _checks(held_out, costs)
+    checks = _checks(held_out, costs) or _checks_of_loop(calibrating, samples.unprofiled_us, costs)
+    corrected_us = sum(module.self_us for module in found.modules)
+    off = corrected_us / wall_us - 1 if wall_us > 0 else 0.0
+    if abs(off) > TOLERATED_ERROR:
+        notices.append(
+            f"profiled steps take {100 * off:+.0f} % against those without the profiler, its cost "
+            "taken away, so times are off by as much; the machine may have been busy"
+        )
     notices += [
         f"the corrected time of {check.what} is {100 * check.error:+.0f} % off what was timed "
         "without the profiler; the machine may have been busy"
@@ -148,7 +157,7 @@ def build(
         timing=Timing(
             wall_us=wall_us,
             raw_us=raw_us,
-            corrected_us=sum(module.self_us for module in found.modules),
+            corrected_us=corrected_us,
             first_us=samples.first_us,
             events=ops + modules,
             op_cost_us=costs.op_us,
@@ -192,6 +201,23 @@ def _checks(held_out: Sequence[Round], costs: Costs) -> tuple[Check, ...]:
             )
         )
     return tuple(checks)
+
+
+def _checks_of_loop(
+    rounds: Sequence[Round], unprofiled_us: Sequence[float], costs: Costs
+) -> tuple[Check, ...]:
+    """The rounds' corrected time against steps of the same loop that they were not timed with."""
+    if not rounds or not unprofiled_us:
+        return ()
+    ops, modules = count_events(rounds[0].recording)
+    cost_us = costs.op_us * ops + costs.module_us * modules
+    return (
+        Check(
+            what="held-out steps",
+            corrected_us=statistics.fmean(r.profiled_us for r in rounds) - cost_us,
+            timed_us=statistics.fmean(unprofiled_us[i] for i in undisturbed(unprofiled_us)),
+        ),
+    )
 
 
 def heaviest_modules(recordings: Sequence[Recording], allowed: set[str], count: int) -> list[str]:

@@ -78,10 +78,11 @@ class Recorder:
         _refuse_a_second_profiler()
         with _quiet():
             # Not torch.profiler.profile: starting that imports torch._inductor.
-            self._profiler = torch_profiler.profile(
+            profiler: Any = torch_profiler.profile(
                 use_device="cuda" if has_cuda() else None, **self._options
             )
-            self._profiler.__enter__()
+            profiler.__enter__()
+        self._profiler = profiler
 
     def pad(self) -> None:
         """Records a number of empty ranges, another one each time.
@@ -162,14 +163,18 @@ def _refuse_a_second_profiler() -> None:
 def _recording_of(profiler: Any) -> Recording:
     results = getattr(profiler, "kineto_results", None)
     tree = getattr(results, "experimental_event_tree", None)
-    if tree is None:
-        recording = _through_a_file(profiler)
-        recording.notices.append(
-            f"torch {torch.__version__} does not give its tree of events; the exported trace was "
-            "read instead, so memory round trips are not known"
-        )
-        return recording
-    return _Reader().read(tree(), results)
+    lacks = "its tree of events"
+    if tree is not None:
+        try:
+            return _Reader().read(tree(), results)
+        except AttributeError as error:
+            lacks = f"{error.name or error} in its tree of events"
+    recording = _through_a_file(profiler)
+    recording.notices.append(
+        f"torch {torch.__version__} does not give {lacks}; the exported trace was read instead, so "
+        "memory round trips are not known"
+    )
+    return recording
 
 
 def _through_a_file(profiler: Any) -> Recording:
@@ -211,10 +216,27 @@ def _no_ops() -> NotMeasuredError:
     )
 
 
+# Fields that the exported trace does not have either, or not as well -> what is lost without them.
+# The others are read as they are: where one is missing, the exported trace tells more than the rest
+# of the tree.
+_OPTIONAL = {
+    "allocation_id": "memory round trips, and where memory goes, are not known",
+    "alloc_size": "where memory goes is not known",
+    "strides": "tensors are taken to be contiguous",
+    "device": "tensors are taken to be on the CPU",
+    "correlation_id": "backward time may be charged to a module of another thread",
+}
+_ABSENT: Any = object()
+
+
 class _Reader:
-    """Reads the tree. Threads are numbered in the order in which they are met."""
+    """Reads the tree. Threads are numbered in the order in which they are met.
+
+    Raises AttributeError where a field is missing without which the tree is of no use.
+    """
 
     def __init__(self) -> None:
+        self.missing: set[str] = set()  # of the optional fields
         self.events: list[Event] = []
         self.allocations: list[Allocation] = []
         self.threads: dict[int, int] = {}
@@ -234,7 +256,11 @@ class _Reader:
             nest(self.events)
         if len(self.events) < 2:
             raise _no_ops()
-        notices: list[str] = []
+        notices = [
+            f"torch {torch.__version__} does not give {name} in its tree of events; {lost}"
+            for name, lost in _OPTIONAL.items()
+            if name in self.missing
+        ]
         if len(self.threads) > 1:
             self._join_threads(results, notices)
         self.allocations.sort(key=lambda allocation: allocation.time_us)
@@ -256,14 +282,12 @@ class _Reader:
         tag = node.tag.name
         if tag == "Allocation":
             fields = node.extra_fields
-            if fields.allocation_id is not None:
+            storage = self._optional(fields, "allocation_id")
+            size = self._optional(fields, "alloc_size")
+            if storage is not None and size is not None:
+                time_us = (node.start_time_ns - origin_ns) / 1e3
                 self.allocations.append(
-                    Allocation(
-                        time_us=(node.start_time_ns - origin_ns) / 1e3,
-                        storage=fields.allocation_id,
-                        bytes=fields.alloc_size,
-                        event=parent,
-                    )
+                    Allocation(time_us=time_us, storage=storage, bytes=size, event=parent)
                 )
             return parent
         kind, name = self._kind(node, tag)
@@ -285,8 +309,15 @@ class _Reader:
             event.inputs = self._inputs(fields.inputs)
             event.where = where
         self.events.append(event)
-        self.correlations.append(node.correlation_id)
+        self.correlations.append(self._optional(node, "correlation_id", -1))
         return len(self.events) - 1
+
+    def _optional(self, holder: Any, name: str, otherwise: Any = None) -> Any:
+        value = getattr(holder, name, _ABSENT)
+        if value is _ABSENT:
+            self.missing.add(name)
+            return otherwise
+        return value
 
     def _kind(self, node: Any, tag: str) -> tuple[str | None, str]:
         name = node.name
@@ -315,17 +346,21 @@ class _Reader:
         return tuple(found) if any(tensor is not None for tensor in found) else ()
 
     def _tensor(self, value: Any) -> Tensor | None:
-        if not hasattr(value, "sizes"):
+        # Arguments that are no tensors have neither.
+        if not hasattr(value, "dtype") and not hasattr(value, "sizes"):
             return None
+        shape = tuple(value.sizes)
         dtype = self.dtypes.get(value.dtype)
         if dtype is None:
             dtype = self.dtypes[value.dtype] = str(value.dtype).removeprefix("torch.")
+        device = self._optional(value, "device")
         return Tensor(
-            shape=tuple(value.sizes),
+            shape=shape,
             dtype=dtype,
-            strides=tuple(value.strides) or (None if value.sizes else ()),
-            storage=value.allocation_id,
-            device=value.device.type,
+            # None given, though there are dimensions: they were not recorded.
+            strides=tuple(self._optional(value, "strides", ())) or (None if shape else ()),
+            storage=self._optional(value, "allocation_id"),
+            device="cpu" if device is None else device.type,
         )
 
     def _join_threads(self, results: Any, notices: list[str]) -> None:

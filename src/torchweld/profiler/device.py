@@ -165,7 +165,16 @@ def covered(spans: Iterable[Span]) -> list[Span]:
 
 def step_count(recording: Recording) -> int:
     """Steps by "name": ProfilerStep#1009. Several ranks in one file have the same ones."""
-    return len({event.name for event in recording.events if event.kind == STEP})
+    return len(step_starts(recording))
+
+
+def step_starts(recording: Recording) -> tuple[float, ...]:
+    """The "ts" of each step, in order; of several with one name, the first."""
+    found: dict[str, float] = {}
+    for event in recording.events:
+        if event.kind == STEP:
+            found[event.name] = min(event.start_us, found.get(event.name, event.start_us))
+    return tuple(sorted(found.values()))
 
 
 def _ran(recording: Recording) -> list[Event]:

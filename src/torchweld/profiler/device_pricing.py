@@ -9,6 +9,7 @@ as its idle time.
     arithmetic, traffic, slow   of kernels whose op has a model, by the device's published peaks
     unexplained   all other kernels, copies to and from the device, communication, other gaps
 
+Ops that began after what the device's figures cover are left out: nothing is counted for them.
 Kernels that run at the same time share it: their times are scaled to the time that anything ran.
 """
 
@@ -87,7 +88,9 @@ class _Pricing:
     def explain(
         self, i: int, op: Op, kernels: Sequence[Kernel], gaps: Sequence[Gap], scale: float
     ) -> OpAccount:
-        kind, work = kind_of(op.name), self.works[i]
+        # What ran in a step that the device's figures leave out has no time here, so it must not
+        # count as work either: rates would be too high.
+        kind, work = kind_of(op.name), self.works[i] if self.device.covers_op(op) else None
         time_us = scale * sum(kernel.duration_us for kernel in kernels)
         bound: Bound = "unknown" if kernels or work is not None else "overhead"
         split, roofline_us, traffic = Split(unexplained_us=time_us), 0.0, None

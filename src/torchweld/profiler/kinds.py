@@ -104,7 +104,7 @@ _EXACT = _table(
         "composite": """_transformer_encoder_layer_fwd _native_multi_head_attention linear matmul
             scaled_dot_product_attention _scaled_dot_product_attention_math dropout contiguous
             reshape to conv1d conv2d conv3d layer_norm batch_norm group_norm rms_norm softmax
-            log_softmax cross_entropy_loss einsum item""",
+            log_softmax cross_entropy_loss einsum item _linalg_check_errors""",
         "normalisation": "_fused_rms_norm _fused_rms_norm_backward",
     }
 )

@@ -122,18 +122,23 @@ def nodes_of_recording(recording: Recording) -> list[Node]:
 
 
 def nodes_of_profile(profile: Profile) -> list[Node]:
-    """The ops of a profile."""
+    """The ops of one step of a profile; of several steps in a trace, the last whole one."""
+    chosen: Sequence[int] = range(len(profile.ops))
+    if (step := profile.whole_step_us) is not None:
+        begin_us, end_us = step
+        chosen = [i for i in chosen if begin_us <= profile.ops[i].start_us < end_us]
+    number = {i: n for n, i in enumerate(chosen)}
     return [
         Node(
             name=op.name,
-            parent=op.parent,
+            parent=number.get(op.parent, -1),
             is_op=True,
             module=profile.modules[op.module].path,
             phase=op.phase,
             start_us=op.start_us,
             inputs=op.inputs,
         )
-        for op in profile.ops
+        for op in map(profile.ops.__getitem__, chosen)
     ]
 
 

@@ -10,8 +10,10 @@ launches of the account on a CPU are one and the same count. Its rule:
 - An op that only passes on (`aten::linear`, `aten::contiguous`, backward nodes, ranges) does not
   count; what it calls does. So does what a view or an allocation calls that turns out to do work.
 - A fused op, an attention op or a product that runs products inside was not one kernel after all:
-  those count, and it does not. So it is with an op of unknown kind that runs known ones, unless
-  these only prepare its operands: copies and fills.
+  those count, and it does not.
+- An op of unknown kind counts always: that it runs known ones (a factorisation copies its operand
+  and checks its result) does not say what it does beside them. Where one of those is a product, an
+  attention, a convolution or a fused op, what it runs counts as well.
 - Of a compiled graph the ops count that show inside it.
 - Work of the compiler itself is no part of the model.
 """
@@ -27,24 +29,25 @@ from torchweld.profiler.kinds import WORK_KINDS, Kind, hides_kernels, is_compile
 _HEAVY: frozenset[Kind] = frozenset(("product", "attention", "convolution", "fused"))
 _PREPARING: frozenset[Kind] = frozenset(("copy", "fill"))
 # What these run inside may be what they are there for.
-_OPENED: frozenset[Kind] = frozenset(("product", "attention", "fused", "unknown"))
+_OPENED: frozenset[Kind] = frozenset(("product", "attention", "fused"))
 _SILENT: frozenset[Kind] = frozenset(("metadata", "allocation"))
 _LOSS = re.compile(r"_loss|cross_entropy")
 
 
 def working(names: Sequence[str], parents: Sequence[int]) -> list[bool]:
-    """Which ops do work themselves, and are charged with it.
+    """Which ops are charged with what they have to do: the operations and the bytes.
 
     An op of a working kind that hands its work to an op inside it (aten::clone to aten::copy_,
     aten::mean to aten::sum) does none; one that only has its operands prepared (aten::addmm copies
-    the bias into its result) does.
+    the bias into its result) does. An op of unknown kind that runs known ones is charged with
+    nothing, lest the same bytes count twice; its own time is still nobody else's.
     """
-    return _working(names, parents, _kinds(names, parents, None))
+    return _working(names, parents, kinds_in_place(names, parents))
 
 
 def launching(names: Sequence[str], parents: Sequence[int]) -> list[bool]:
     """Which ops count as a launch: the leaves that do work."""
-    kinds = _kinds(names, parents, None)
+    kinds = kinds_in_place(names, parents)
     found = _leaves(names, parents, kinds)
     return [leaf and kind in WORK_KINDS for leaf, kind in zip(found, kinds, strict=True)]
 
@@ -52,6 +55,11 @@ def launching(names: Sequence[str], parents: Sequence[int]) -> list[bool]:
 def leaves(names: Sequence[str], parents: Sequence[int], is_op: Sequence[bool]) -> list[bool]:
     """Which ops count, as work, as a view or as an allocation; those that are no ops are ranges."""
     return _leaves(names, parents, _kinds(names, parents, is_op))
+
+
+def kinds_in_place(names: Sequence[str], parents: Sequence[int]) -> list[Kind]:
+    """The kind of each op by its name, but of all that the compiler runs, the compiler's."""
+    return _kinds(names, parents, None)
 
 
 def _kinds(
@@ -99,10 +107,8 @@ def _hands_over(name: str, kind: Kind, inner_name: str, inner: Kind) -> bool:
 
 def _leaves(names: Sequence[str], parents: Sequence[int], kinds: Sequence[Kind]) -> list[bool]:
     works = _working(names, parents, kinds)
-    holds_work = [False] * len(names)
-    for i in range(len(names) - 1, -1, -1):
-        if parents[i] >= 0 and (holds_work[i] or kinds[i] in WORK_KINDS):
-            holds_work[parents[i]] = True
+    holds_work = _hold(parents, kinds, WORK_KINDS)
+    holds_heavy = _hold(parents, kinds, _HEAVY)
     found: list[bool] = []
     inside: list[bool] = []  # something around it counts, or it counts itself
     for i, kind in enumerate(kinds):
@@ -114,5 +120,15 @@ def _leaves(names: Sequence[str], parents: Sequence[int], kinds: Sequence[Kind])
         else:
             leaf = kind in WORK_KINDS
         found.append(leaf and not around)
-        inside.append(leaf or around)
+        owns = leaf and not (kind == "unknown" and holds_heavy[i])
+        inside.append(owns or around)
+    return found
+
+
+def _hold(parents: Sequence[int], kinds: Sequence[Kind], wanted: frozenset[Kind]) -> list[bool]:
+    """Which ops have one of the wanted kinds somewhere inside."""
+    found = [False] * len(kinds)
+    for i in range(len(kinds) - 1, -1, -1):
+        if parents[i] >= 0 and (found[i] or kinds[i] in wanted):
+            found[parents[i]] = True
     return found

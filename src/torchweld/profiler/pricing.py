@@ -11,7 +11,8 @@ does work and takes `t`:
     slow         the rest; unexplained, where no model knows the op
 
 All of the time of what does no work (views, allocations, compositions, the autograd engine) is the
-host's.
+host's. An op of unknown kind may do anything beside the known ones it runs: what its own time has
+above a launch is unexplained.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torchweld.figures import counted
 from torchweld.profiler.calls import Work
 from torchweld.profiler.costs import arithmetic_dtype, works_of
 from torchweld.profiler.kinds import Kind, hides_kernels, kind_of
-from torchweld.profiler.nesting import launching
+from torchweld.profiler.nesting import kinds_in_place, launching
 from torchweld.profiler.profile import Op, Profile
 from torchweld.profiler.splits import Bound, OpAccount, Split
 from torchweld.profiler.traffic import NONE, Rates, Traffic, traffic_of
@@ -54,9 +55,16 @@ def price_on_cpu(profile: Profile) -> Priced:
             "their time is unexplained and their launches are not counted; with "
             "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1 torch.compile shows those for the CPU"
         )
-    launches = launching([op.name for op in profile.ops], [op.parent for op in profile.ops])
+    names, parents = [op.name for op in profile.ops], [op.parent for op in profile.ops]
+    launches = launching(names, parents)
+    kinds = kinds_in_place(names, parents)
     return Priced(
-        ops=[pricing.explain(i, op, works[i], launches[i]) for i, op in enumerate(profile.ops)],
+        ops=[
+            pricing.opaque(op, launches[i])
+            if works[i] is None and kinds[i] == "unknown"
+            else pricing.explain(i, op, works[i], launches[i])
+            for i, op in enumerate(profile.ops)
+        ],
         modules=[host_split(module.python_us + module.engine_us) for module in profile.modules],
         notices=pricing.notices,
     )
@@ -111,6 +119,12 @@ class _Pricing:
         split, bound = explain_work(op.self_us, arithmetic_us, traffic, self.op_cost_us)
         roofline_us = max(arithmetic_us or 0.0, traffic.memory_us)
         return _of_work(kind, work, traffic, launches, bound, roofline_us, split)
+
+    def opaque(self, op: Op, launches: bool) -> OpAccount:
+        """An op of unknown kind around known ones, which are charged with what they move."""
+        split, bound = explain_work(op.self_us, None, NONE, self.op_cost_us)
+        work = Work(flops=None, reads=(), writes=())
+        return _of_work("unknown", work, NONE, launches, bound, 0.0, split)
 
     def _arithmetic_us(self, op: Op, work: Work) -> float | None:
         """None where it is not known how much there is, or how fast it could be."""

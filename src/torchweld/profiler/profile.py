@@ -194,6 +194,10 @@ class Device:
         by_call = 0 <= kernel.launch < len(self.calls)
         return (self.calls[kernel.launch] if by_call else kernel).start_us < self.until_us
 
+    def covers_op(self, op: Op) -> bool:
+        """Whether the figures count what this op launched: it began before `until_us`."""
+        return self.until_us is None or op.start_us < self.until_us
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
@@ -275,7 +279,21 @@ class About:
     threads: int = 0
     fingerprint: str = ""
     steps: int = 1  # steps that the ops cover: 1 for a live profile
+    # Where each of these steps begins, as the ops' times; () where the recording has no steps.
+    step_starts_us: tuple[float, ...] = ()
     rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What pricing ops on a CPU needs to know of the one they ran on; our own traces carry it."""
+
+    torch: str = ""
+    cpu: str = ""
+    threads: int = 0
+    fingerprint: str = ""
+    op_cost_us: float = 0.0
+    peaks: Peaks | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +311,32 @@ class Profile:
     peaks: Peaks | None = None  # of the CPU the profile was taken on
     op_cost_us: float = 0.0  # what the smallest op takes to dispatch on that CPU, measured
     notices: tuple[str, ...] = ()
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(
+            torch=self.about.torch,
+            cpu=self.about.cpu,
+            threads=self.about.threads,
+            fingerprint=self.about.fingerprint,
+            op_cost_us=self.op_cost_us,
+            peaks=self.peaks,
+        )
+
+    @property
+    def accounted_steps(self) -> int:
+        """Steps that the account covers: those of the device's figures, if there is a device."""
+        covered = self.device.steps if self.device is not None else 0
+        return covered or max(self.about.steps, 1)
+
+    @property
+    def whole_step_us(self) -> tuple[float, float] | None:
+        """Begin and end of the last step before that in which the profiler was stopped.
+
+        None where there are not two steps: everything is one then.
+        """
+        starts = self.about.step_starts_us
+        return (starts[-2], starts[-1]) if len(starts) > 1 else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""

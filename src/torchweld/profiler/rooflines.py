@@ -36,7 +36,10 @@ class OpRow:
 def roofline(profile: Profile, account: Account) -> tuple[OpRow, ...]:
     """The op table, by own time."""
     groups: dict[tuple[str, Phase], list[int]] = {}
+    device = profile.device
     for i, op in enumerate(profile.ops):
+        if device is not None and not device.covers_op(op):
+            continue  # in no figure of the account, so no call of it either
         groups.setdefault((op.name, op.phase), []).append(i)
     whole_us = account.step.total_us
     rows = [_row(profile, account, members, whole_us) for members in groups.values()]

@@ -11,21 +11,33 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from torchweld.profiler.attribution import Place, attribute
-from torchweld.profiler.device import covered, device_account, step_count, with_kernels
+from torchweld.profiler.device import (
+    covered,
+    device_account,
+    step_count,
+    step_starts,
+    with_kernels,
+)
 from torchweld.profiler.events import STEP, Recording
 from torchweld.profiler.memory import memory_account
-from torchweld.profiler.profile import About, Profile
+from torchweld.profiler.profile import About, Machine, Profile
 from torchweld.profiler.trace_events import TraceReader
+from torchweld.profiler.trace_stream import MACHINE_KEY
+from torchweld.records import RecordError, from_plain
 
 
 def read_trace(path: str | os.PathLike[str]) -> Profile:
     """The profile of everything in the file; raises TorchweldError for what is no trace."""
     with _without_garbage_collection():
         reader = TraceReader(Path(path))
-        return _profile_of(reader.read(), reader.places, Path(path).name)
+        recording = reader.read()
+        machine = _machine(reader.stream.header.get(MACHINE_KEY), recording.notices)
+        return _profile_of(recording, reader.places, machine, Path(path).name)
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
@@ -51,7 +63,29 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _profile_of(recording: Recording, places: Sequence[Place], what: str) -> Profile:
+def _machine(data: object, notices: list[str]) -> Machine:
+    """What a trace of our own says of the machine it was taken on; any other says nothing."""
+    if data is None:
+        return Machine()
+    try:
+        return from_plain(Machine, _with_floats(data), MACHINE_KEY)
+    except RecordError as error:
+        notices.append(f"what the trace says of its machine cannot be read: {error}")
+        return Machine()
+
+
+def _with_floats(data: Any) -> Any:
+    """The stream keeps all digits of a number, which only times need."""
+    if isinstance(data, Decimal):
+        return float(data)
+    if isinstance(data, dict):
+        return {key: _with_floats(value) for key, value in data.items()}
+    return [_with_floats(item) for item in data] if isinstance(data, list) else data
+
+
+def _profile_of(
+    recording: Recording, places: Sequence[Place], machine: Machine, what: str
+) -> Profile:
     found = attribute(recording, places)
     device = device_account(recording, found.op_of)
     notices = list(recording.notices)
@@ -70,12 +104,19 @@ def _profile_of(recording: Recording, places: Sequence[Place], what: str) -> Pro
             what=what,
             training=any(op.phase == "backward" for op in found.ops),
             steps=max(1, step_count(recording)),
+            step_starts_us=step_starts(recording),
             rank=recording.rank,
+            torch=machine.torch,
+            cpu=machine.cpu,
+            threads=machine.threads,
+            fingerprint=machine.fingerprint,
         ),
         step_us=sum(end - start for start, end in covered(spans)),
         modules=tuple(found.modules),
         ops=with_kernels(found.ops, device),
         device=device,
         memory=memory_account(recording, found),
+        peaks=machine.peaks,
+        op_cost_us=machine.op_cost_us,
         notices=tuple(notices),
     )

@@ -31,7 +31,8 @@ LONGEST_CUT = 16
 # A double has 15 to 16 digits. A time since 1970 with a fraction has more, and would lose it.
 MOST_DIGITS = 17
 
-KEPT = ("deviceProperties", "distributedInfo")
+MACHINE_KEY = "torchweld_machine"  # in traces that torchweld exported
+KEPT = ("deviceProperties", "distributedInfo", MACHINE_KEY)
 PROFILE_KEY = "torchweld_profile"
 
 

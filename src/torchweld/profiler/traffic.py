@@ -63,6 +63,15 @@ def traffic_of(ops: Sequence[Op], works: Sequence[Work | None], rates: Rates) ->
     return _Pricing(order, works, made, rates).run()
 
 
+def round_trips_of(ops: Sequence[Op], works: Sequence[Work | None]) -> list[int]:
+    """How many values each op reads back that others wrote and nobody read before it.
+
+    A value that several ops read goes round once: the first of them has it.
+    """
+    order = [i for i in finishing_order(ops) if works[i] is not None]
+    return _round_trips(order, works).values
+
+
 def finishing_order(ops: Sequence[Op]) -> list[int]:
     """Indices of the ops in the order in which they end: what is inside an op ends before it."""
     children: dict[int, list[int]] = {}
@@ -80,6 +89,32 @@ def finishing_order(ops: Sequence[Op]) -> list[int]:
     return order
 
 
+@dataclass(kw_only=True, slots=True)
+class _RoundTrips:
+    reads: set[tuple[int, int]]  # (op, which read) of what was written before
+    writes: set[tuple[int, int]]  # (op, which write) of what is read later
+    values: list[int]  # by op: how many it is the first to read
+
+
+def _round_trips(order: Sequence[int], works: Sequence[Work | None]) -> _RoundTrips:
+    found = _RoundTrips(reads=set(), writes=set(), values=[0] * len(works))
+    pending: dict[int, list[tuple[int, int]]] = {}  # storage -> writes that nobody read yet
+    for i in order:
+        work = works[i]
+        assert work is not None
+        for position, (storage, _) in enumerate(work.reads):
+            if storage is not None and storage in pending:
+                found.reads.add((i, position))
+                # Two writes before the first read are one value: a bias, and the product upon it.
+                found.values[i] += bool(pending[storage])
+                found.writes.update(pending[storage])
+                pending[storage].clear()
+        for position, (storage, _) in enumerate(work.writes):
+            if storage is not None:
+                pending.setdefault(storage, []).append((i, position))
+    return found
+
+
 class _Pricing:
     def __init__(
         self, order: list[int], works: Sequence[Work | None], made: set[int], rates: Rates
@@ -91,7 +126,7 @@ class _Pricing:
         self.us_per_byte = [1e-3 / rate for rate in rates.gbps]
 
     def run(self) -> list[Traffic]:
-        return_reads, read_back = self._round_trips()
+        trips = _round_trips(self.order, self.works)
         found = [NONE] * len(self.works)
         caches = _Caches(self.rates.sizes)
         ends = self._last_touches()
@@ -102,28 +137,10 @@ class _Pricing:
                 assert work is not None
                 levels = self._levels(work, caches)
                 if last_round:
-                    found[i] = self._price(i, work, levels, return_reads, read_back)
+                    found[i] = self._price(i, work, levels, trips)
                 for storage in ends.get(i, ()):
                     caches.forget(storage)
         return found
-
-    def _round_trips(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-        """(op, which read) of what was written before; (op, which write) of what is read later."""
-        reads_back: set[tuple[int, int]] = set()
-        is_read: set[tuple[int, int]] = set()
-        pending: dict[int, list[tuple[int, int]]] = {}  # storage -> writes that nobody read yet
-        for i in self.order:
-            work = self.works[i]
-            assert work is not None
-            for position, (storage, _) in enumerate(work.reads):
-                if storage is not None and storage in pending:
-                    reads_back.add((i, position))
-                    is_read.update(pending[storage])
-                    pending[storage].clear()
-            for position, (storage, _) in enumerate(work.writes):
-                if storage is not None:
-                    pending.setdefault(storage, []).append((i, position))
-        return reads_back, is_read
 
     def _last_touches(self) -> dict[int, list[int]]:
         """Op -> storages made in this step that nobody touches after it."""
@@ -155,8 +172,7 @@ class _Pricing:
         i: int,
         work: Work,
         levels: dict[int, int],
-        reads_back: set[tuple[int, int]],
-        is_read: set[tuple[int, int]],
+        found: _RoundTrips,
     ) -> Traffic:
         sizes = self.rates.sizes
         read_from = {storage for storage, _ in work.reads if storage is not None}
@@ -167,10 +183,10 @@ class _Pricing:
         memory_us = round_trip_us = 0.0
         round_trip_bytes = 0
         for accesses, trips, free in (
-            (work.reads, reads_back, frozenset()),
+            (work.reads, found.reads, frozenset()),
             # Memory that is read and written in place costs no more than to read it: neg_ of 4 MB
             # took 43 us where neg took 105, of 64 MB 3.0 ms against 6.8 (2-core EPYC, one thread).
-            (work.writes, is_read, read_from),
+            (work.writes, found.writes, read_from),
         ):
             for position, (storage, size) in enumerate(accesses):
                 level = own if storage is None else max(own, levels[storage])

@@ -86,7 +86,7 @@ def _sums(device: Device) -> Iterator[RenderableType]:
 
 def _kernels(device: Device, width: int) -> Iterator[RenderableType]:
     by_name: dict[str, list[Kernel]] = {}
-    for kernel in device.kernels:
+    for kernel in filter(device.covers, device.kernels):  # the span is that of these
         by_name.setdefault(kernel.name, []).append(kernel)
     if not by_name:
         return

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchweld.profiler.profile import Device, Op, Profile, Tensor
+from torchweld.profiler.trace_stream import MACHINE_KEY
 from torchweld.profiler.trace_tensors import TYPE_NAMES
+from torchweld.records import to_plain
 from torchweld.report.stacks import Frame, device_frames, host_frames, top_name
 from torchweld.report.style import clean
 from torchweld.report.timeline import Range, Span, is_node, module_ranges, spans
@@ -90,7 +92,8 @@ def _sampled(top: Frame, name: str, numbers: dict[str, int]) -> dict[str, Any]:
 def chrome_trace(profile: Profile) -> dict[str, Any]:
     """A trace in the form torch.profiler writes: Perfetto opens it, `tw.read_trace` reads it.
 
-    A live step is shown on the corrected time axis; a trace that was read as it was recorded.
+    A live step is shown on the corrected time axis; a trace that was read as it was recorded. What
+    is known of the machine goes along: without its peaks nothing could be priced.
     """
     placed = spans(profile)
     events = _rows(profile)
@@ -109,6 +112,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
         "displayTimeUnit": "ms",
         "traceName": top_name(profile),
         "deviceProperties": _properties(profile.device),
+        MACHINE_KEY: to_plain(profile.machine),
         "traceEvents": events,
     }
     if profile.about.rank is not None:

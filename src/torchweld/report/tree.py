@@ -95,7 +95,8 @@ class Tree:
         wanted = pattern.split(".")
 
         def matches(path: str) -> bool:
-            names = path.split(".")
+            # The root has no name for * to stand for, and holds all the others.
+            names = path.split(".") if path else []
             return len(names) == len(wanted) and all(map(fnmatchcase, names, wanted))
 
         exact = [i for i, module in enumerate(self.modules) if module.path == pattern]
