@@ -115,6 +115,19 @@ def test_what_is_wrong_or_not_measured_is_never_chosen() -> None:
     assert "cpu packed: wrong (row 3)" in found.reason
 
 
+def test_what_is_far_behind_at_first_look_is_left_out() -> None:
+    class Side:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def time(self, calls: int) -> float:
+            return self.seconds * calls
+
+    sides: Any = [Side(1.0), Side(1.2), Side(2.0)]
+    assert timing._behind(sides, ["a", "b", "c"]) == {"c": "2.0 times as long as a at first look"}
+    assert timing._behind(sides[:1], ["a"]) == {}
+
+
 # ---- remembering ----
 
 

@@ -22,6 +22,7 @@ def compare(
     budget_s: float = 3.0,
     threshold: float = 0.01,
     precision: float | None = None,
+    enough: float | None = None,
     cold: bool = False,
     seed: int = 0,
     control: bool = True,
@@ -42,6 +43,7 @@ def compare(
     budget_s: float = 3.0,
     threshold: float = 0.01,
     precision: float | None = None,
+    enough: float | None = None,
     cold: bool = False,
     seed: int = 0,
     control: bool = True,
@@ -59,6 +61,7 @@ def compare(
     budget_s: float = 3.0,
     threshold: float = 0.01,
     precision: float | None = None,
+    enough: float | None = None,
     cold: bool = False,
     seed: int = 0,
     control: bool = True,
@@ -76,6 +79,8 @@ def compare(
                 run ends earlier once everything is settled
     threshold:  the smallest change that counts as one
     precision:  the interval has to lie within this of 1 for "same"; 2 * threshold if left out
+    enough:     a difference that is surely larger than this needs no more rounds, however wide its
+                interval is; for who wants to know which side is faster, not by how much
     cold:       empty the caches before every call and time calls singly, so that weights come from
                 memory; otherwise they are as warm as the previous call leaves them
     seed:       of the order of the sides and of the bootstrap
@@ -89,6 +94,7 @@ def compare(
         budget_s=budget_s * (len(things) - 1),
         threshold=threshold,
         precision=2.0 * threshold if precision is None else precision,
+        enough=enough,
         cold=cold,
         seed=seed,
         control=control,

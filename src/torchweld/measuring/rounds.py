@@ -52,6 +52,7 @@ class Settings:
     budget_s: float
     threshold: float
     precision: float
+    enough: float | None
     cold: bool
     seed: int
     control: bool
@@ -154,6 +155,7 @@ class Run:
             log_ratios(used_RS, 1) if settings.control else None,
             threshold=settings.threshold,
             precision=settings.precision,
+            enough=settings.enough,
             alpha=LAST_ALPHA if last else EARLY_ALPHA,
             seed=settings.seed,
         )

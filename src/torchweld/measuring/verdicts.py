@@ -40,11 +40,13 @@ def judge(
     precision: float,
     alpha: float,
     seed: int,
+    enough: float | None = None,
 ) -> Judgement:
     """The verdict on log-ratios of at least one round; `control` are those of the baseline alone.
 
     `precision` is the width, to either side of 1, within which an interval has to lie for "same",
-    and what the interval's half-width may be for a difference to be settled early.
+    and what the interval's half-width may be for a difference to be settled early; one that surely
+    exceeds `enough` is settled too.
     """
     change = float(np.median(ratios))
     low, high = median_interval(ratios, alpha, seed)
@@ -90,7 +92,8 @@ def judge(
             verdict,
             f"the speedup lies in {span} and its change of {_percent(change)} exceeds the "
             f"threshold of {threshold:.1%}{beyond}",
-            (high - low) / 2 <= tolerated,
+            (high - low) / 2 <= tolerated
+            or (enough is not None and min(abs(low), abs(high)) > math.log1p(enough)),
         )
     if -tolerated <= low and high <= tolerated:
         kind = "below the threshold" if excludes_one else "no difference at this precision"

@@ -26,7 +26,9 @@ class Trial:
 
     choice: Choice
     verified: bool
-    verdict: str  # "faster", "slower", "same", "not measured", "wrong", "cannot serve"
+    # "faster", "slower", "same", "not measured"; "behind" another at first look; "wrong", "cannot
+    # serve"
+    verdict: str
     reason: str = ""
     speedup: float = 0.0  # over the original; 0 where none was measured
     interval: tuple[float, float] = (0.0, 0.0)

@@ -41,7 +41,9 @@ OnMismatch = Literal["raise", "verify", "skip"]
 BUDGET_S = 48.0
 QUICK_S = 8.0
 # Of the budget, for the whole model before and after, and for the profile that predicts its gain.
-WHOLE_SHARE, PROFILE_SHARE = 0.3, 0.2
+WHOLE_SHARE, PROFILE_SHARE = 0.4, 0.2
+# What a profile takes: about so many steps, and some seconds besides.
+PROFILE_STEPS, PROFILE_S = 120, 3.0
 
 
 def plan(
@@ -125,10 +127,15 @@ def _wholes(
         # A callable's name does not say what it does.
         kept = memory.recall(about, Whole) if workload.inputs is not None else None
 
-        def predict(workload: Workload = workload, each_s: float = each_s) -> float:
+        def predict(
+            step_us: float, workload: Workload = workload, left: int = len(workloads) - i
+        ) -> float:
             given = profile if len(workloads) == 1 else None
+            left_s = (end_s - time.perf_counter()) / left
+            if given is None and left_s < PROFILE_STEPS * step_us / 1e6 + PROFILE_S:
+                return 0.0
             say(f"profiling {workload.name}", 0.9)
-            return _predicted(model, workload, given, training, each_s)
+            return _predicted(model, workload, given, training)
 
         one = measure_whole(
             model,
@@ -147,12 +154,10 @@ def _wholes(
 
 
 def _predicted(
-    model: nn.Module, workload: Workload, given: Profile | None, training: bool, each_s: float
+    model: nn.Module, workload: Workload, given: Profile | None, training: bool
 ) -> float:
-    """The most that diagnosis says welding can win; 0 where there is no profile, nor time."""
+    """The most that diagnosis says welding can win; 0 where the model cannot be profiled."""
     if given is None:
-        if each_s < QUICK_S:
-            return 0.0
         source = workload.inputs if workload.inputs is not None else workload.run
         try:
             given = make_profile(model, source, training=training)

@@ -8,6 +8,7 @@ alone. The modules are called one after the other, as the model calls them.
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,12 +32,19 @@ MOST_INSTANCES = 16
 LEAST_BUDGET_S, MOST_BUDGET_S = 0.3, 4.0
 # A round visits every side twice, once untimed; some of the time goes to the warm-up.
 ROUNDS_WANTED = 1.6 * FEWEST_ROUNDS
+# Which way is faster is the question, not by how much to the percent.
+PRECISION, ENOUGH = 0.05, 0.15
+# At a first look, the best of so many turns: what is this much slower than the best is left out.
+FIRST_TURNS, BEHIND = 3, 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    comparison: Comparison  # times of one call of one module
-    copied_bytes: int  # of one module
+    """Times of one call of one module; without a comparison the way was left out at first look."""
+
+    comparison: Comparison | None
+    copied_bytes: int = 0  # of one module
+    behind: str = ""  # why it was left out
 
 
 class Face:
@@ -113,34 +121,59 @@ def time_choices(
         [Decision(block=b, by_rows=((rows, rows, choice),), training=training) for b in blocks]
         for choice in choices
     ]
+    names = [f"{choice.backend} {choice.mode}" for choice in choices]
     try:
         with faces(model, modules, decisions) as (original, *welded):
             runs = [caller(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
             sides = [FaceSide(face, runs) for face in (original, *welded)]
+            behind = _behind(sides[1:], names)
+            taken = [i for i, name in enumerate(names) if name not in behind]
             found: Any = compare(
-                *sides,
-                names=("original", *(f"{c.backend} {c.mode}" for c in choices)),
-                budget_s=budget_s / len(choices),
+                sides[0],
+                *(sides[1 + i] for i in taken),
+                names=("original", *(names[i] for i in taken)),
+                budget_s=budget_s / len(taken),
+                precision=PRECISION,
+                enough=ENOUGH,
                 cold=_cold(model, modules),
             )
-            copied = []
-            for face in welded:
-                face.show()
-                copied.append(sum(map(copied_bytes, modules)) // len(modules))
+            results = found if isinstance(found, list) else [found]
+            timed = {
+                choice: Timed(comparison=None, behind=behind.get(name, ""))
+                for choice, name in zip(choices, names, strict=True)
+            }
+            for i, comparison in zip(taken, results, strict=True):
+                welded[i].show()
+                copied = sum(map(copied_bytes, modules)) // len(modules)
+                timed[choices[i]] = Timed(comparison=_each(comparison, count), copied_bytes=copied)
     except TorchweldError:
         if len(choices) == 1:
             return {}
         return {
-            choice: timed
+            choice: one
             for choice in choices
-            for timed in time_choices(
+            for one in time_choices(
                 model, modules, blocks, calls, [choice], training, budget_s / len(choices)
             ).values()
         }
-    results = found if isinstance(found, list) else [found]
+    return timed
+
+
+def _behind(sides: Sequence[FaceSide], names: Sequence[str]) -> dict[str, str]:
+    """Those that a first look shows far behind the best, and what it saw."""
+    if len(sides) < 2:
+        return {}
+    best_s = [math.inf] * len(sides)
+    for turn in range(1 + FIRST_TURNS):
+        for i, side in enumerate(sides):
+            seconds = side.time(1)
+            if turn:  # the first one packs, or compiles
+                best_s[i] = min(best_s[i], seconds)
+    first = min(range(len(sides)), key=best_s.__getitem__)
     return {
-        choice: Timed(comparison=_each(comparison, count), copied_bytes=size)
-        for choice, comparison, size in zip(choices, results, copied, strict=True)
+        names[i]: f"{best_s[i] / best_s[first]:.1f} times as long as {names[first]} at first look"
+        for i in range(len(sides))
+        if best_s[i] > BEHIND * best_s[first]
     }
 
 

@@ -20,10 +20,9 @@ from torchweld.decisions import Choice
 from torchweld.discovery.found import Block, Call
 from torchweld.kernels import BACKENDS
 from torchweld.kernels.base import Block as Form
-from torchweld.measuring import Comparison
 from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Planned, Trial, Tuning
-from torchweld.planning.timing import input_like, time_choices
+from torchweld.planning.timing import LEAST_BUDGET_S, Timed, input_like, time_choices
 from torchweld.verification import Judgement, check_block
 
 INFERENCE_CHOICES = (
@@ -41,7 +40,7 @@ MOST_VERIFIED_COLUMNS = 4096
 COPY_GAIN = 1.03
 
 # What need not be tried again.
-SETTLED = ("faster", "slower", "same", "cannot serve")
+SETTLED = ("faster", "slower", "same", "behind", "cannot serve")
 
 Progress = Callable[[str, float], None]
 
@@ -94,14 +93,25 @@ def tune(
     not use is left to the others. What was measured before is taken from `memory`.
     """
     groups = group(model, blocks, training)
+    found: dict[int, Tuning] = {}
+    # What could not be measured in its share of the time has another turn in what is left.
+    for turn in range(1 if force else 2):
+        pending = [i for i in range(len(groups)) if turn == 0 or _unmeasured(found[i])]
+        for done, i in enumerate(pending):
+            progress(groups[i].name, (done + turn * len(groups)) / (2 * len(groups)))
+            share_s = (deadline_s - time.perf_counter()) / (len(pending) - done)
+            if turn == 0 or share_s > LEAST_BUDGET_S:
+                found[i] = _tune_group(model, groups[i], choices, force, share_s, memory)
     tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
-    for done, one in enumerate(groups):
-        progress(one.name, done / len(groups))
-        left_s = deadline_s - time.perf_counter()
-        tuning = _tune_group(model, one, choices, force, left_s / (len(groups) - done), memory)
+    for i, one in enumerate(groups):
         for block, call in zip(one.blocks, one.calls, strict=True):
-            tunings[block.path].append(replace(tuning, count=call.count))
+            tunings[block.path].append(replace(found[i], count=call.count))
     return [Planned(block=block, tunings=tuple(tunings[block.path])) for block in blocks]
+
+
+def _unmeasured(tuning: Tuning) -> bool:
+    verdicts = [trial.verdict for trial in tuning.trials if trial.verified]
+    return tuning.chosen is None and "not measured" in verdicts
 
 
 def group(model: nn.Module, blocks: Sequence[Block], training: bool) -> list[Group]:
@@ -161,7 +171,7 @@ def _tune_group(
     modules = [module_of(model, block) for block in one.blocks]
     timed = time_choices(model, modules, one.blocks, one.calls, good, one.key.training, left_s)
     for choice, found in timed.items():
-        trials[choice] = _measured(trials[choice], found.comparison, found.copied_bytes)
+        trials[choice] = _measured(trials[choice], found)
     tuning = choose(one.key.rows, list(trials.values()))
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
         memory.keep(about, tuning)
@@ -227,7 +237,10 @@ def _why_none(trials: Sequence[Trial]) -> str:
     )
 
 
-def _measured(trial: Trial, found: Comparison, copied_bytes: int) -> Trial:
+def _measured(trial: Trial, timed: Timed) -> Trial:
+    found = timed.comparison
+    if found is None:
+        return replace(trial, verdict="behind", reason=timed.behind)
     measured = found.rounds > 0
     return replace(
         trial,
@@ -236,7 +249,7 @@ def _measured(trial: Trial, found: Comparison, copied_bytes: int) -> Trial:
         speedup=found.speedup if measured else 0.0,
         interval=found.interval if measured else (0.0, 0.0),
         original_us=found.baseline_us if measured else 0.0,
-        copied_bytes=copied_bytes,
+        copied_bytes=timed.copied_bytes,
     )
 
 

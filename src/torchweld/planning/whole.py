@@ -47,13 +47,13 @@ def measure_whole(
     *,
     training: bool,
     budget_s: float,
-    predict: Callable[[], float],
+    predict: Callable[[float], float],
     kept: Whole | None = None,
 ) -> Whole:
     """Welds, verifies, times, and undoes again. The model is unwelded, and in the right mode.
 
-    `predict` gives the gain that diagnosis allows. With `kept` nothing is timed, but the numbers
-    are verified anew.
+    `predict` gives the gain that diagnosis allows, given what a step takes. With `kept` nothing is
+    timed, but the numbers are verified anew.
     """
     expected = results(model, workload, training)
     truth = truth_of(model, workload, training)
@@ -81,7 +81,7 @@ def measure_whole(
             names=("eager", "welded"),
             budget_s=budget_s,
         )
-    common["predicted"] = predict()
+    common["predicted"] = predict(found.baseline_us if found.rounds else 0.0)
     if found.rounds == 0:
         return _unmeasured(common, found.reason)
     return Whole(

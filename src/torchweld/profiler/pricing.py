@@ -30,6 +30,7 @@ from torchweld.profiler.splits import Bound, OpAccount, Split
 from torchweld.profiler.traffic import NONE, Rates, Traffic, traffic_of
 
 MEASURE = "`torchweld info --measure` measures them"
+ELSEWHERE = "profile with torchweld where it runs: its own traces carry the peaks along"
 
 
 @dataclass(kw_only=True)
@@ -88,9 +89,10 @@ class _Pricing:
         self.traffic = [NONE] * len(works)
         if self.rates is None or peaks is None:
             known = "of this machine" if peaks is None else f"at {threads} threads"
+            remedy = MEASURE if profile.about.source == "live" else ELSEWHERE
             self.notices.append(
                 f"no peaks {known} are known, so arithmetic and traffic cannot be priced and the "
-                f"time of ops that do work is unexplained; {MEASURE}"
+                f"time of ops that do work is unexplained; {remedy}"
             )
             return
         self.traffic = traffic_of(profile.ops, works, self.rates)
