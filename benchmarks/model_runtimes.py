@@ -18,7 +18,7 @@ from torchweld.inputs import Inputs, as_workloads
 from torchweld.verifying import truth_of
 
 Call = Callable[[], Any]
-TUNING_S = 40.0
+TUNING_S = 30.0
 
 
 class OneOutput(nn.Module):

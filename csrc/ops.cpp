@@ -9,13 +9,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <sys/mman.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <sstream>
 
 #include "composed.h"
+#include "huge_pages.h"
 #include "ops.h"
 
 namespace torchweld {
@@ -337,20 +337,6 @@ size_t entries_end(size_t count) {
 }
 int64_t hash_of(std::string_view text) { return int64_t(std::hash<std::string_view>{}(text)); }
 
-// Big copies get huge pages where the system grants them on request: streaming 19 MB of panels through
-// 4 KB pages walks the page table 4,700 times.
-Tensor bytes_for_packing(size_t bytes) {
-  constexpr size_t kHuge = size_t(2) << 20;
-  if (bytes < 2 * kHuge) return at::empty({int64_t(bytes)}, at::kByte);
-  const size_t rounded = (bytes + kHuge - 1) / kHuge * kHuge;
-  void* data = std::aligned_alloc(kHuge, rounded);
-  if (!data) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-  madvise(data, rounded, MADV_HUGEPAGE);  // a wish: without it the copy works the same
-#endif
-  return at::from_blob(data, {int64_t(bytes)}, [](void* p) { std::free(p); }, at::kByte);
-}
-
 // A group's members all read x and may stand in any sizes; a chain's must fit each other.
 Tensor pack_cpu(TensorList params, std::string_view text) {
   const Spec& spec = spec_of(text);
@@ -370,7 +356,7 @@ Tensor pack_cpu(TensorList params, std::string_view text) {
     entries.push_back({l.K, l.N, int64_t(end)});
     end += k.packed_bytes(l, dtype);
   }
-  Tensor packed = bytes_for_packing(end);
+  Tensor packed = torchweld::bytes_in_huge_pages(end);
   char* base = static_cast<char*>(packed.mutable_data_ptr());
   const PackedHeader header{PackedHeader::kMagic,   k.lanes_f32,  int64_t(dtype),
                             int64_t(layers.size()), int64_t(end), hash_of(text)};

@@ -36,8 +36,9 @@ constexpr int64_t kMaxDotRows =
     16;  // natural weights: dots up to here, panels made on the way beyond
 // A piece of a layer that a thread draws: this long at least, so many for each thread at most. On a machine
 // whose cores are not equally free, 1 to 8 % faster than equal shares at 64 to 512 rows, on a quiet one
-// as fast (Zen 3, 2 threads); 4 or 16 pieces gained less.
-constexpr double kPieceMicros = 20;
+// as fast (Zen 3, 2 threads); 4 or 16 pieces gained less. Pieces of 20 us cost 3 to 6 % at 8 and 16 rows of
+// 768 -> 768.
+constexpr double kPieceMicros = 60;
 constexpr int64_t kPiecesPerThread = 8;
 // What a core does in a microsecond, roughly: where arithmetic, and where memory is the limit.
 constexpr double kFlopsPerMicro = 1e5, kBytesPerMicro = 2e4;

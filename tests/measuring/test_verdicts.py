@@ -110,3 +110,12 @@ def test_all_looks_together_keep_the_error_rate() -> None:
                 wrong += 1
                 break
     assert wrong <= ALPHA * runs + 3.0 * math.sqrt(ALPHA * runs)
+
+
+def test_a_difference_that_is_surely_enough_is_settled_however_wide_its_interval() -> None:
+    wide = spread(0.7, 0.4)
+    assert verdict_of(wide, QUIET)[:2] == ("faster", False)
+    assert verdict_of(wide, QUIET, enough=0.15)[:2] == ("faster", True)
+    assert verdict_of(wide, QUIET, enough=2.0)[:2] == ("faster", False)
+    assert verdict_of(-wide, QUIET, enough=0.15)[:2] == ("slower", True)
+    assert verdict_of(spread(0.0, 0.4), QUIET, enough=0.15)[0] == "not measured"
