@@ -214,8 +214,10 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
 def test_a_welded_model_is_planned_as_it_was_and_stays_welded() -> None:
     model, inputs = policy()
     tw.apply(model, tw.plan(model, inputs, force=True))
-    paths, decisions = welded_paths(model), decisions_of(model)
+    paths, decisions, made = welded_paths(model), decisions_of(model), tw.plan_of(model)
     again = tw.plan(model, inputs, force=True)
+    assert made is not None
+    assert tw.plan_of(model) == made
     assert {d.block.path for d in again.decisions} == set(paths)
     assert decisions_of(model) == decisions
 
@@ -318,6 +320,7 @@ def test_a_plan_that_does_not_fit_leaves_a_welded_model_as_it_was() -> None:
     with pytest.raises(tw.TorchweldError, match="does not fit"):
         tw.apply(model, tw.plan(other, others, force=True))
     assert welded_paths(model) == paths
+    assert tw.plan_of(model) is not None
 
 
 def test_applying_twice_is_applying_once() -> None:

@@ -197,13 +197,20 @@ def _copied_bytes(made: Plan) -> int:
 @contextmanager
 def _unwelded(model: nn.Module) -> Iterator[None]:
     """Inside, the model runs its own code; what was welded is welded again afterwards."""
-    decisions = decisions_of(model)
+    decisions, made = decisions_of(model), plan_of(model)
     undo(model)
     try:
         yield
     finally:
-        if decisions:
-            weld(model, decisions)
+        _weld(model, decisions, made)
+
+
+def _weld(model: nn.Module, decisions: Sequence[Decision], made: Plan | None) -> None:
+    """Welds, and notes the plan that it was done by."""
+    if decisions:
+        weld(model, decisions)
+    if made is not None:
+        getattr(model, "_orig_mod", model).__dict__[PLAN_KEY] = made
 
 
 def _plan_of(
@@ -242,16 +249,10 @@ def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn
     """
     known(on_mismatch, ("raise", "verify", "skip"), "on_mismatch")
     root = getattr(model, "_orig_mod", model)
-    before = decisions_of(model)
-    undo(model)
-    try:
+    with _unwelded(model):  # so that a plan that does not fit leaves the model as it was
         decisions = _fitting(root, plan, on_mismatch)
-        weld(model, decisions)
-    except BaseException:
-        if before:
-            weld(model, before)
-        raise
-    root.__dict__[PLAN_KEY] = plan
+    undo(model)
+    _weld(model, decisions, plan)
     return model
 
 
@@ -318,8 +319,7 @@ def fuse(
     """Plan and apply in one step; `tw.plan_of(model)` says what was done and why."""
     made = plan(model, inputs, training=training, quick=quick, budget_s=budget_s, progress=progress)
     undo(model)
-    weld(model, made.decisions)  # found in this very model: nothing to compare
-    getattr(model, "_orig_mod", model).__dict__[PLAN_KEY] = made
+    _weld(model, made.decisions, made)  # found in this very model: nothing to compare
     return model
 
 

@@ -196,16 +196,16 @@ def _forced(model: nn.Module, one: Group, choices: Sequence[Choice]) -> Tuning:
 
 
 def _verified_again(model: nn.Module, one: Group, kept: Tuning) -> Tuning:
-    """Times that were measured before, with these weights: what was chosen is verified anew."""
-    trials = list(kept.trials)
-    for i, trial in enumerate(trials):
-        if trial.choice == kept.chosen:
-            fresh = verify_choice(model, one, trial.choice)
-            if not fresh.verified:
-                trials[i] = fresh
-                return choose(one.key.rows, [t for t in trials if not t.verified or t is trial])
-            trials[i] = replace(trial, error_ratio=fresh.error_ratio)
-    return replace(kept, trials=tuple(trials), remembered=True)
+    """Times that were measured before; what is chosen by them is verified on the weights of now."""
+    trials = {trial.choice: trial for trial in kept.trials}
+    while kept.chosen is not None:
+        fresh = verify_choice(model, one, kept.chosen)
+        if fresh.verified:
+            trials[kept.chosen] = replace(trials[kept.chosen], error_ratio=fresh.error_ratio)
+            break
+        trials[kept.chosen] = fresh
+        kept = choose(one.key.rows, list(trials.values()))
+    return replace(kept, trials=tuple(trials.values()), remembered=True)
 
 
 def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
