@@ -61,40 +61,74 @@ struct PanelJob {
   int64_t ahead, ahead_step;  // with step k, have B + ahead + k * ahead_step brought near
 };
 
-template <int MR, int NP, class T>
+// One pointer for every row where the general registers hold that many, else for three rows.
+constexpr int kRowsPerPointer = kRegisters == 32 ? 3 : 1;
+
+// Steps of K that a turn of the loop takes. A core whose sibling is busy has half of its front end, three
+// operations a cycle, and a step of 12 FMAs has 8 loads beside them: what else a step costs shows then. Four
+// steps a turn instead of one, on Zen 3: as fast on a free core, 70 -> 87 GFLOP/s on a shared one. 8 are
+// slower, 2 gain half. With 32 registers it has not been tried.
+constexpr int kSteps = kRegisters == 32 ? 1 : 4;
+
+template <int NP, class T>
+TW_INLINE void bring_near(const T* from, int64_t next_panel) {
+  constexpr int kLineElements = 64 / int(sizeof(T));
+  TW_UNROLL for (int p = 0; p < NP; ++p) {
+    TW_UNROLL for (int e = 0; e < kPanel<compute_t<T>>; e += kLineElements) {
+      __builtin_prefetch(from + p * next_panel + e);
+    }
+  }
+}
+
+// Step u of a turn: NP * 2 registers of weights times one element of each row.
+template <int MR, int NP, class T, class C = compute_t<T>>
+TW_INLINE void panel_step(Vec<C> (&sum)[MR][2 * NP], const C* const* a, int64_t lda, int u,
+                          const T* B, int64_t next_panel) {
+  Vec<C> w[2 * NP];
+  TW_UNROLL for (int p = 0; p < NP; ++p) {
+    const Pair<C> row = load_pair(B + p * next_panel);
+    w[2 * p] = row.first;
+    w[2 * p + 1] = row.second;
+  }
+  TW_UNROLL for (int i = 0; i < MR; ++i) {
+    const Vec<C> x = splat(a[i / kRowsPerPointer][(i % kRowsPerPointer) * lda + u]);
+    TW_UNROLL for (int v = 0; v < 2 * NP; ++v) { multiply_add<C>(sum[i][v], x, w[v]); }
+  }
+}
+
+// kEvery: something is brought near in every step, else in one step of a turn.
+template <int MR, int NP, bool kEvery, class T>
 __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   using C = compute_t<T>;
-  constexpr int L = kLanes<C>, NV = 2 * NP, kBases = (MR + 2) / 3;
-  constexpr int kLineElements = 64 / int(sizeof(T));
+  constexpr int L = kLanes<C>, NV = 2 * NP, R = kRowsPerPointer, kPointers = (MR + R - 1) / R;
   const int64_t lda = job.lda, ldb = job.ldb, ldo = job.ldo, next_panel = job.next_panel;
-  // One pointer for three rows: 12 pointers would not fit the general registers.
-  const C* a[kBases];
-  TW_UNROLL for (int b = 0; b < kBases; ++b) { a[b] = job.A + 3 * b * lda; }
+  const C* a[kPointers];
+  TW_UNROLL for (int b = 0; b < kPointers; ++b) { a[b] = job.A + R * b * lda; }
   const T* B = job.B;
   const T* ahead = job.B + job.ahead;
+  const int64_t ahead_step = job.ahead_step;
   bool add = job.accumulate;
   for (int64_t k = 0; k < job.K; add = true) {
     Vec<C> sum[MR][NV];
     TW_UNROLL for (int i = 0; i < MR; ++i) {
       TW_UNROLL for (int v = 0; v < NV; ++v) { sum[i][v] = Vec<C>{}; }
     }
-    for (const int64_t stop = std::min(k + kRunningSum, job.K); k < stop; ++k) {
-      Vec<C> w[NV];
-      TW_UNROLL for (int p = 0; p < NP; ++p) {
-        const Pair<C> row = load_pair(B + p * next_panel);
-        w[2 * p] = row.first;
-        w[2 * p + 1] = row.second;
-        TW_UNROLL for (int e = 0; e < 2 * L; e += kLineElements) {
-          __builtin_prefetch(ahead + p * next_panel + e);
+    const int64_t stop = std::min(k + kRunningSum, job.K);
+    for (; k + kSteps <= stop; k += kSteps) {
+      TW_UNROLL for (int u = 0; u < kSteps; ++u) {
+        if (kEvery || u == 0) {
+          bring_near<NP>(ahead, next_panel);
+          ahead += (kEvery ? 1 : kSteps) * ahead_step;
         }
+        panel_step<MR, NP>(sum, a, lda, u, B, next_panel);
+        B += ldb;
+        asm volatile("" ::: "memory");  // or GCC loads the weights of all steps first, and spills
       }
-      TW_UNROLL for (int i = 0; i < MR; ++i) {
-        const Vec<C> x = splat(a[i / 3][(i % 3) * lda]);
-        TW_UNROLL for (int v = 0; v < NV; ++v) { sum[i][v] += x * w[v]; }
-      }
-      TW_UNROLL for (int b = 0; b < kBases; ++b) { ++a[b]; }
-      B += ldb;
-      ahead += job.ahead_step;
+      TW_UNROLL for (int b = 0; b < kPointers; ++b) { a[b] += kSteps; }
+    }
+    for (; k < stop; ++k, B += ldb) {
+      panel_step<MR, NP>(sum, a, lda, 0, B, next_panel);
+      TW_UNROLL for (int b = 0; b < kPointers; ++b) { ++a[b]; }
     }
     TW_UNROLL for (int i = 0; i < MR; ++i) {
       TW_UNROLL for (int v = 0; v < NV; ++v) {
@@ -148,14 +182,17 @@ struct Tiles {
   using Dot = void (*)(const C*, int64_t, const T*, int64_t, int64_t, const T*, C*, int64_t);
 
   // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows)
-  static Panel panel(int rows, int at_once) {
-    return pick(rows, at_once, std::make_integer_sequence<int, kMaxRows>{});
+  static Panel panel(int rows, int at_once, int64_t ahead_step) {
+    constexpr auto heights = std::make_integer_sequence<int, kMaxRows>{};
+    const bool slow = kSteps * ahead_step * int64_t(sizeof(T)) <= 64;  // a line serves a turn
+    return slow ? pick<false>(rows, at_once, heights) : pick<true>(rows, at_once, heights);
   }
-  template <int... R>
+  template <bool kEvery, int... R>
   static Panel pick(int rows, int at_once, std::integer_sequence<int, R...>) {
-    static constexpr Panel one[] = {panel_tile<R + 1, 1, T>...};
-    static constexpr Panel two[] = {panel_tile<R + 1, std::min(2, panels_at_once(R + 1)), T>...};
-    static constexpr Panel four[] = {panel_tile<R + 1, panels_at_once(R + 1), T>...};
+    static constexpr Panel one[] = {panel_tile<R + 1, 1, kEvery, T>...};
+    static constexpr Panel two[] = {
+        panel_tile<R + 1, std::min(2, panels_at_once(R + 1)), kEvery, T>...};
+    static constexpr Panel four[] = {panel_tile<R + 1, panels_at_once(R + 1), kEvery, T>...};
     return (at_once == 1 ? one : at_once == 2 ? two : four)[rows - 1];
   }
 

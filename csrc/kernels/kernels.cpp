@@ -186,7 +186,7 @@ struct LayerWork {
             job.A = A + tile.begin * lda + k;
             job.out = out + (tile.begin - rows.begin) * np * P;
             if (source == Source::packed) look_ahead(job, np, index++, tiles, tile.size());
-            Tiles<T>::panel(int(tile.size()), np)(job);
+            Tiles<T>::panel(int(tile.size()), np, job.ahead_step)(job);
           });
         });
       }

@@ -83,6 +83,22 @@ TW_INLINE Vec<C> splat(C value) {
          Vec<C>{};  // GCC broadcasts the scalar; x - 0 keeps the sign of zero, 0 + x does not
 }
 
+// sum += x * w in one instruction that leaves the sum where it is: left to itself, GCC 12 chooses forms that
+// move it between registers as soon as a loop has more than one step.
+template <class C>
+TW_INLINE void multiply_add(Vec<C>& sum, Vec<C> x, Vec<C> w) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+  if constexpr (sizeof(Vec<C>) == 32) {
+    if constexpr (sizeof(C) == 4)
+      asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w));
+    else
+      asm("vfmadd231pd %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w));
+    return;
+  }
+#endif
+  sum += x * w;
+}
+
 TW_INLINE VecF as_float(VecU u) { return (VecF)u; }
 TW_INLINE VecU as_bits(VecF f) { return (VecU)f; }
 
