@@ -92,7 +92,7 @@ TW_INLINE void panel_step(Vec<C> (&sum)[MR][2 * NP], const C* const* a, int64_t 
   }
   TW_UNROLL for (int i = 0; i < MR; ++i) {
     const Vec<C> x = splat(a[i / kRowsPerPointer][(i % kRowsPerPointer) * lda + u]);
-    TW_UNROLL for (int v = 0; v < 2 * NP; ++v) { multiply_add<C>(sum[i][v], x, w[v]); }
+    TW_UNROLL for (int v = 0; v < 2 * NP; ++v) { add_product<C>(sum[i][v], x, w[v]); }
   }
 }
 

@@ -86,7 +86,7 @@ TW_INLINE Vec<C> splat(C value) {
 // sum += x * w in one instruction that leaves the sum where it is: left to itself, GCC 12 chooses forms that
 // move it between registers as soon as a loop has more than one step.
 template <class C>
-TW_INLINE void multiply_add(Vec<C>& sum, Vec<C> x, Vec<C> w) {
+TW_INLINE void add_product(Vec<C>& sum, Vec<C> x, Vec<C> w) {
 #if defined(__FMA__) && !defined(__AVX512F__)
   if constexpr (sizeof(Vec<C>) == 32) {
     if constexpr (sizeof(C) == 4)
