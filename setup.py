@@ -52,7 +52,7 @@ OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
 
 KERNEL_SOURCES = ["kernels/kernels.cpp"]
 PLAIN_SOURCES = ["kernels/dispatch.cpp"]
-TORCH_SOURCES = ["ops.cpp", "python.cpp"]
+TORCH_SOURCES = ["ops.cpp", "autograd.cpp", "python.cpp"]
 
 COMMON_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # Kernels never read errno or floating-point traps; without these two flags GCC keeps scalar paths.

@@ -293,6 +293,19 @@ def peaks(measure: bool = False) -> Peaks | None:
     return kept if kept.fingerprint == key else None
 
 
+def read_gbps_now(working_set_bytes: int, threads: int) -> float | None:
+    """What can be read a second at this moment, which on a shared machine is not its best.
+
+    By torchweld's own loop; without it the kept peak, None if there is none.
+    """
+    compiled = compiled_part()
+    if compiled is None:
+        kept = peaks()
+        return None if kept is None else kept.read_gbps(working_set_bytes, threads)
+    size = min(working_set_bytes, max(WORKING_SETS_BYTES))
+    return float(compiled.probe_read(size, threads, PROBE_SECONDS))
+
+
 def holds(kept: Peaks) -> bool:
     """Whether a short probe stays below `kept`: peaks taken while the machine was busy do not."""
     compiled = compiled_part()

@@ -1,8 +1,8 @@
 """The whole model before and after: verified end to end, timed in turn, against its ceiling.
 
 The ceiling is what no kernel can beat: the time of the model with every welded module stubbed out,
-plus the larger of the time its weights take to be read and its FLOPs to be done at the machine's
-peaks.
+plus the larger of the time its weights take to be read, at the rate of this moment, and its FLOPs
+to be done at the machine's peak.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | None
         return None
     weights = {id(t): t for d in decisions for t in tensors_of(model, d.block)}
     size = sum(t.nbytes for t in weights.values())
-    gbps = peaks.read_gbps(size, threads)
+    gbps = hardware.read_gbps_now(size, threads)
     flops_us = 0.0
     for decision in decisions:
         gflops = peaks.fma_gflops(decision.block.dtype, threads)
