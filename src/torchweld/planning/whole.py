@@ -7,8 +7,6 @@ to be done at the machine's peak.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +20,7 @@ from torchweld.decisions import Decision
 from torchweld.discovery.found import Block
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Workload
-from torchweld.measuring import compare
+from torchweld.measuring import CallableSide, compare
 from torchweld.planning.plan import Planned, Whole
 from torchweld.planning.timing import FaceSide, faces
 from torchweld.planning.tuning import module_of, tensors_of
@@ -36,7 +34,7 @@ from torchweld.verifying import (
     truth_of,
 )
 
-_STUB_RUNS, _STUB_S = 7, 1.0
+_STUB_S = 2.0
 
 
 def measure_whole(
@@ -92,7 +90,7 @@ def measure_whole(
         before_us=found.baseline_us,
         after_us=found.candidate_us,
         saved_us=saved_us(planned),
-        ceiling=0.0 if training else _ceiling(model, decisions, run, found.baseline_us),
+        ceiling=0.0 if training else _ceiling(model, decisions, run),
         reason=found.reason if found.verdict == "not measured" else "",
     )
 
@@ -142,20 +140,35 @@ def runner(model: nn.Module, workload: Workload, training: bool) -> Callable[[],
 # ---- the ceiling ----
 
 
-def _ceiling(
-    model: nn.Module, decisions: Sequence[Decision], run: Callable[[], Any], eager_us: float
-) -> float:
-    """The most that the model could gain, as a speed-up; 0 where it cannot be told."""
+class _StubSide(CallableSide):
+    """The model with `blocks` stubbed out, around what is timed."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[Block], run: Callable[[], Any]) -> None:
+        super().__init__(run)
+        self._model, self._blocks = model, blocks
+
+    def time(self, calls: int) -> float:
+        with stubbed(self._model, self._blocks):
+            return super().time(calls)
+
+
+def _ceiling(model: nn.Module, decisions: Sequence[Decision], run: Callable[[], Any]) -> float:
+    """The most that the model could gain, as a speed-up; 0 where it cannot be told.
+
+    The stubbed model is timed in turn with the model as it was: a moment later the machine may be
+    another.
+    """
     bound_us = _kernels_us(model, decisions)
     if bound_us is None:
         return 0.0
+    sides = (CallableSide(run), _StubSide(model, [d.block for d in decisions], run))
     try:
-        with stubbed(model, [d.block for d in decisions]):
-            run()
-            stub_us = _usual_us(run)
+        found = compare(*sides, names=("eager", "stubbed"), budget_s=_STUB_S)
     except Exception:  # a model that looks at what its Linears give
         return 0.0
-    return eager_us / (stub_us + bound_us)
+    if found.rounds == 0 or found.speedup <= 0.0:
+        return 0.0
+    return 1.0 / (1.0 / found.speedup + bound_us / found.baseline_us)
 
 
 def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | None:
@@ -178,16 +191,6 @@ def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | None
 def _flops(model: nn.Module, block: Block) -> float:
     weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
     return sum(2.0 * weights * call.rows * call.count for call in block.calls)
-
-
-def _usual_us(run: Callable[[], Any]) -> float:
-    times: list[float] = []
-    end_s = time.perf_counter() + _STUB_S
-    while len(times) < _STUB_RUNS or time.perf_counter() < end_s:
-        begun_s = time.perf_counter()
-        run()
-        times.append(1e6 * (time.perf_counter() - begun_s))
-    return statistics.median(times)
 
 
 @contextmanager
