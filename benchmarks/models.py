@@ -12,24 +12,22 @@ comparison a spot. Exits 1 if a figure is missed, 2 if one is not measured.
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from peer_processes import Stage, WorkerError, WorkerSide
 
-from torchweld.measuring import compare
+from torchweld.benching.processes import MODEL_RUNTIMES, Stage, WorkerError, WorkerSide
+from torchweld.benching.sources import Sized
+from torchweld.benching.timing import MIN_ROUNDS, paired
+from torchweld.benching.whole import MOST_ERROR
 from torchweld.verifying import Truth, compare_results
 
 PEERS = ("compile", "onnxruntime", "openvino")
-MIN_ROUNDS = 20
 ATTEMPTS = 3
 CEILING_SHARE = 0.9
-# A foreign runtime that is further off than this many times eager's error computes something else.
-MOST_ERROR = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +44,10 @@ class Spot:
     @property
     def name(self) -> str:
         return f"{self.model} {self.dtype} {self.batch} × {self.tokens}"
+
+    @property
+    def source(self) -> Sized:
+        return Sized(target=self.target, dtype=self.dtype, batch=self.batch, tokens=self.tokens)
 
 
 LLAMA = {"model": "llama", "target": "hf:llama"}
@@ -101,16 +103,16 @@ def measure(stage: Stage, spot: Spot, peers: Sequence[str], seconds: float) -> R
     outputs: dict[str, torch.Tensor] = {}
     for name in ("eager", "torchweld", *peers):
         try:
-            stage.ask(name, "load", spot.target, spot.dtype)
-            found = stage.ask(name, "prepare", spot.batch, spot.tokens)
-            outputs[name] = torch.from_numpy(found)
+            stage.ask(name, "load", spot.source)
+            found = stage.ask(name, "prepare")
+            outputs[name] = torch.from_numpy(found[0])
         except WorkerError as error:  # noqa: PERF203
             result.refused[name] = str(error)[:300]
     if "eager" not in outputs or "torchweld" not in outputs:
         return result
-    exact = stage.ask("eager", "details")["exact"]
+    exact = stage.ask("eager", "truth")["exact"]
     result.details = stage.ask("torchweld", "details")
-    truth = Truth(exact=None if exact is None else {"output": torch.from_numpy(exact)})
+    truth = Truth(exact=None if exact is None else {"output": torch.from_numpy(exact["output 0"])})
     for name, output in outputs.items():
         if name == "eager" or spot.dtype != "float32":
             continue  # torchweld's own plan has judged 16-bit outputs in their own type
@@ -124,24 +126,17 @@ def measure(stage: Stage, spot: Spot, peers: Sequence[str], seconds: float) -> R
         return result
     sides = [WorkerSide(stage, name) for name in ("eager", *timed)]
     for attempt in range(ATTEMPTS):
-        visits_s = 0.0
-        for side in (*sides, sides[0]):
-            side.time(1)
-            begun_s = time.perf_counter()
-            side.time(1)
-            visits_s += time.perf_counter() - begun_s
-        budget_s = (attempt + 1) * max(seconds, 1.6 * MIN_ROUNDS * 2 * visits_s)
-        found = compare(
-            *sides,
-            names=("eager", *timed),
-            min_rounds=MIN_ROUNDS,
-            budget_s=budget_s / len(timed),
+        comparisons = paired(
+            sides,
+            ("eager", *timed),
+            seconds=seconds,
             threads=stage.threads,
+            seed=0,
+            patience=attempt + 1,
         )
-        comparisons = found if isinstance(found, list) else [found]
-        if all(one.rounds >= MIN_ROUNDS for one in comparisons):
+        if all(one.rounds >= MIN_ROUNDS for one in comparisons.values()):
             break
-    for name, one in zip(timed, comparisons, strict=True):
+    for name, one in comparisons.items():
         result.verdict[name] = one.verdict
         if one.rounds:
             result.speed[name] = (one.speedup, *one.interval)
@@ -191,7 +186,7 @@ def main() -> int:
         for spot in SPOTS:
             if spot.model not in args.models or (args.dtypes and spot.dtype not in args.dtypes):
                 continue
-            with Stage(torch.get_num_threads(), runtimes="model_runtimes") as stage:
+            with Stage(torch.get_num_threads(), runtimes=MODEL_RUNTIMES) as stage:
                 peers = [] if spot.dtype != "float32" else args.peers
                 missing = stage.start(["eager", "torchweld", *peers])
                 for name, why in missing.items():

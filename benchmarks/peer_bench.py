@@ -11,21 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from peer_grid import BLOCKS, FIXED, SEED, Block, Linear, Spot, takes_part
-from peer_processes import AfterSide, Stage, WorkerError, WorkerSide
+from peer_grid import BLOCKS, FIXED, Spot, takes_part
 from peer_summary import Cell
 from torch import Tensor
 
-from torchweld.activations import ACTIVATIONS
-from torchweld.blocks import LayerForm
+from torchweld.benching.cases import SEED, Mlp
+from torchweld.benching.processes import AfterSide, Stage, WorkerError, WorkerSide
+from torchweld.benching.timing import MIN_ROUNDS, paired
+from torchweld.benching.truth import Truth
 from torchweld.errors import TorchweldError
-from torchweld.measuring import Comparison, Side, compare
-from torchweld.verification import judge, scales_of
+from torchweld.measuring import Comparison, Side
 
-MIN_ROUNDS = 20
 # A burst of other work spoils the rounds it meets, and a comparison that cannot get enough of them
 # gives up early; in an hour some cells meet one. Each attempt takes longer than the one before.
 ATTEMPTS = 3
@@ -34,65 +31,6 @@ PROBE_S = 0.2
 CHECK_BLOCK, CHECK_ROWS = BLOCKS[2], 32
 CHECK_WITHIN = 1.03
 IDLE_S = 0.1  # longer than any pool spins; ONNX Runtime's does for 70 ms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Truth:
-    """A block's outputs in fp64, for as many rows as the grid has, and the scale of their sums.
-
-    Computed from the weights and inputs rounded to a dtype, as the runtimes get them.
-    """
-
-    outputs: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(cls, block: Block, dtype: torch.dtype, rows: int) -> "Truth":
-        def rounded(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values).to(dtype)
-
-        def product(z: Tensor, own: Linear) -> Tensor:
-            bias = None if own.bias is None else rounded(own.bias).double()
-            return F.linear(z, rounded(own.weight).double(), bias)
-
-        activation = ACTIVATIONS[block.activation].apply
-        x, linears = rounded(block.inputs(rows)), block.linears()
-        *hidden, last = linears
-        z = x.double()
-        if block.gated:
-            gate, up = hidden
-            z = activation(product(z, gate)) * product(z, up)
-        else:
-            for own in hidden:
-                z = activation(product(z, own))
-        pairs = [(own.weight, own.bias) for own in linears]
-        tensors = [rounded(array) for pair in pairs for array in pair if array is not None]
-        inner = LayerForm(
-            activation=block.activation,
-            bias=block.bias,
-            gate="separate" if block.gated else "none",
-        )
-        forms = [inner] * (len(block.sizes) - 2) + [LayerForm(bias=block.bias)]
-        scale = scales_of(x, tensors, forms).outputs[0]
-        return cls(outputs=product(z, last), scale=scale)
-
-    def judge(self, output: Tensor, eager: Tensor | None) -> str | None:
-        """What is wrong with an output by the numerical rule, or None.
-
-        Eager itself is judged beside the truth, rounded.
-        """
-        rows = len(output)
-        expected, scale = self.outputs[:rows], self.scale[:rows]
-        beside = expected.to(output.dtype) if eager is None else eager
-        return judge(output, beside, expected, scale).reason
-
-    def error(self, output: Tensor) -> float:
-        """The largest error over the rms of the outputs."""
-        expected = self.outputs[: len(output)]
-        if output.shape != expected.shape:
-            return math.inf
-        error = (output.double() - expected).abs().max() / expected.square().mean().sqrt()
-        return float(error.nan_to_num(nan=math.inf))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +81,10 @@ class Bench:
     def __init__(self, stage: Stage, seconds: float, spots: Sequence[Spot]) -> None:
         self.stage, self.seconds, self.spots = stage, seconds, spots
         self.peaks_gflops: list[float] = []
-        self._loaded: dict[str, tuple[Block, str]] = {}
-        self._prepared: dict[str, tuple[Block, str, int]] = {}
+        self._loaded: dict[str, tuple[Mlp, str]] = {}
+        self._prepared: dict[str, tuple[Mlp, str, int]] = {}
         self._outputs: dict[str, Tensor] = {}
-        self._truth: tuple[tuple[Block, str], Truth] | None = None
+        self._truth: tuple[tuple[Mlp, str], Truth] | None = None
 
     def measure(self, spot: Spot) -> Cell:
         names = [name for name in self.stage.workers if takes_part(name, spot)]
@@ -219,28 +157,14 @@ class Bench:
     def _paired(
         self, sides: Sequence[Side], names: Sequence[str], patience: int = 1
     ) -> dict[str, Comparison]:
-        """The first side against each other one, in the time that 20 rounds need at least."""
-        others = len(sides) - 1
-        if others < 1:
-            return {}
-        visits_s = 0.0
-        for side in (*sides, sides[0]):
-            side.time(1)
-            begun_s = time.perf_counter()
-            side.time(1)
-            visits_s += time.perf_counter() - begun_s
-        # A round visits everybody twice, once untimed; some of the time goes to the warm-up.
-        needed_s = 1.5 * MIN_ROUNDS * 2 * visits_s
-        found = compare(
-            *sides,
-            names=names,
-            min_rounds=MIN_ROUNDS,
-            budget_s=patience * max(self.seconds, needed_s) / others,
-            seed=SEED,
+        return paired(
+            sides,
+            names,
+            seconds=self.seconds,
             threads=self.stage.threads,
+            seed=SEED,
+            patience=patience,
         )
-        results = found if isinstance(found, list) else [found]
-        return dict(zip(names[1:], results, strict=True))
 
     def _problem(self, name: str, spot: Spot) -> str | None:
         """Why a runtime cannot be timed at a spot: it cannot run there, or its output is wrong."""
@@ -249,10 +173,10 @@ class Bench:
         except WorkerError as error:
             return str(error)
         eager = None if name == "eager" else self._outputs.get("eager")
-        reason = self._truth_of(spot).judge(self._outputs[name], eager)
+        reason = self._truth_of(spot).judge(self._outputs[name], eager).reason
         return None if reason is None else f"wrong: {reason}"
 
-    def _prepare(self, name: str, block: Block, dtype: str, rows: int) -> None:
+    def _prepare(self, name: str, block: Mlp, dtype: str, rows: int) -> None:
         """Gets a worker ready, if it is not, and keeps its output."""
         if self._prepared.get(name) == (block, dtype, rows):
             return
@@ -262,7 +186,7 @@ class Bench:
             self._loaded.pop(name, None)
             self.stage.ask(name, "load", block, dtype)
             self._loaded[name] = (block, dtype)
-        output = self.stage.ask(name, "prepare", rows)
+        (output,) = self.stage.ask(name, "prepare", rows)
         self._outputs[name] = torch.from_numpy(output).to(getattr(torch, dtype))
         self._prepared[name] = (block, dtype, rows)
 
@@ -271,7 +195,8 @@ class Bench:
         if self._truth is None or self._truth[0] != key or len(self._truth[1].scale) < spot.rows:
             rows = max(other.rows for other in (spot, *self.spots) if other.block == spot.block)
             self.stage.park_all()
-            self._truth = (key, Truth.of(spot.block, getattr(torch, spot.dtype), rows))
+            with torch.no_grad():
+                self._truth = (key, Truth.of(spot.block, getattr(torch, spot.dtype), rows))
         return self._truth[1]
 
     def _details(self, name: str) -> dict[str, Any]:

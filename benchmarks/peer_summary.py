@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer_grid import BLOCKS, DTYPES, PEERS, Block, Spot, grid, takes_part
+from peer_grid import BLOCKS, DTYPES, PEERS, Spot, grid, takes_part
 
+from torchweld.benching.cases import Mlp
 from torchweld.measuring import Comparison
 
 EAGER_LEAST = 1.0
@@ -117,7 +118,7 @@ class Cell:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Cell":
-        block = Block(
+        block = Mlp(
             sizes=tuple(data["sizes"]),
             activation=data["activation"],
             gated=data["gated"],

@@ -1,14 +1,14 @@
 """torchweld against eager, mkldnn, torch.compile, ONNX Runtime and OpenVINO: verified, then timed.
 
-Every runtime gets the same weights and inputs and a process of its own (`peer_processes`); one runs
-at a time. Each cell of the grid (`peer_grid`) is verified against fp64, then measured as one paired
-comparison with torchweld as the baseline. Out come tables, the figures to reach, a sentence for
-every cell that is lost (`peer_summary`), and with --json everything, raw.
+Every runtime gets the same weights and inputs and a process of its own
+(`torchweld.benching.processes`); one runs at a time. Each cell of the grid (`peer_grid`) is
+verified against fp64, then measured as one paired comparison with torchweld as the baseline. Out
+come tables, the figures to reach, a sentence for every cell that is lost (`peer_summary`), and with
+--json everything, raw.
 """
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import math
 import sys
@@ -20,8 +20,7 @@ from typing import Any
 
 import peer_grid as pg
 import torch
-from peer_bench import MIN_ROUNDS, Bench
-from peer_processes import AVX2_ENVIRONMENT, Stage, WorkerError
+from peer_bench import Bench
 from peer_summary import (
     Cell,
     error_sentences,
@@ -34,11 +33,13 @@ from peer_tables import figure_table, speed_tables
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from torchweld.benching.choosing import absent
+from torchweld.benching.processes import AVX2_ENVIRONMENT, Stage, WorkerError
+from torchweld.benching.timing import MIN_ROUNDS
 from torchweld.hardware import fingerprint, hardware
 
 WIDTH = 100
 PACKAGES = ("torch", "torchweld", "onnxruntime", "onnx", "openvino")
-NEEDED = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx")}
 
 
 def expected_s(spot: pg.Spot, peers: Sequence[str], seconds: float, gflops: float) -> float:
@@ -54,17 +55,6 @@ def expected_s(spot: pg.Spot, peers: Sequence[str], seconds: float, gflops: floa
         if name.startswith("compile") and not spot.cold:
             compile_s += 10.0
     return 0.5 + compile_s + max(0.8 * seconds, 1.2 * MIN_ROUNDS * total_s)
-
-
-def absent(peers: Sequence[str]) -> dict[str, str]:
-    """Who cannot take part because something is not installed, and how to get it."""
-    result = {}
-    for name in peers:
-        missing = [m for m in NEEDED.get(name, ()) if importlib.util.find_spec(m) is None]
-        if missing:
-            package = " and ".join(missing)
-            result[name] = f'{package} not installed: pip install "torchweld[bench]", or {package}'
-    return result
 
 
 def version_of(package: str) -> str:

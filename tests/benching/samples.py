@@ -1,15 +1,26 @@
-"""Comparisons that were never timed, for tests of what is made of them."""
+"""Comparisons that were never timed, and benches made of them."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from torchweld.benching import Bench, Case, Cell, Check, Cost, Mlp, Result
+from torchweld.hardware import FmaPeak, Peaks, ReadPeak
 from torchweld.measuring import Comparison, Verdict
+
+PLAIN = Mlp(sizes=(8, 16, 4))
+GATED = Mlp(sizes=(8, 16, 4), activation="silu", gated=True, bias=False)
+PEAKS = Peaks(
+    fingerprint="made up",
+    method="none",
+    fma=tuple(FmaPeak(dtype=dtype, threads=2, gflops=100.0) for dtype in ("float32", "bfloat16")),
+    read=(ReadPeak(working_set_bytes=1 << 30, threads=2, gbps=10.0),),
+)
 
 
 def comparison(
-    speedup: float = 2.0, verdict: Verdict = "faster", candidate: str = "cpu"
+    speedup: float = 2.0, verdict: Verdict = "faster", candidate: str = "cpu", us: float = 123.456
 ) -> Comparison:
     measured = verdict != "not measured"
     return Comparison(
@@ -22,8 +33,8 @@ def comparison(
         confidence=0.99,
         rounds=20,
         discarded=0,
-        baseline_us=123.456,
-        candidate_us=123.456 / speedup,
+        baseline_us=us,
+        candidate_us=us / speedup,
         noise=0.01,
         threshold=0.01,
         cold=False,
@@ -45,6 +56,58 @@ class FakeCompare:
     def __call__(self, *sides: Any, **options: Any) -> Comparison | list[Comparison]:
         self.calls.append(options)
         for side in sides:
-            side()
+            side.time(1)
         found = [comparison(self.speedup, self.verdict, name) for name in options["names"][1:]]
         return found if len(found) > 1 else found[0]
+
+
+def case(mlp: Mlp = PLAIN, rows: int = 3, dtype: str = "float32", label: str = "") -> Case:
+    return Case(mlp=mlp, lead=(rows,), dtype=dtype, label=label)
+
+
+def cell(what: Case, compared: dict[str, Comparison | None], us: float = 123.456) -> Cell:
+    """A cell of eager and the sides that are named; None: refused."""
+    check = Check(ok=True, error_ratio=1.5, row_ratio=0.5, rms_ratio=0.25, reason=None)
+    results = [Result(name="eager", us=us, cost=Cost(ops=5, buffers=3, host_us=9.0, cpu_us=200.0))]
+    for name, one in compared.items():
+        if one is None:
+            results.append(Result(name=name, refused="it cannot"))
+            continue
+        results.append(
+            Result(
+                name=name,
+                us=one.candidate_us,
+                kernel="packed columns",
+                check=check,
+                comparison=one,
+                cost=Cost(ops=1, buffers=1, host_us=3.0, cpu_us=100.0),
+                copied_bytes=100,
+            )
+        )
+    return Cell(
+        name=str(what),
+        case=what,
+        dtype=what.dtype,
+        flops=what.mlp.flops(what.rows),
+        moved_bytes=what.moved_bytes,
+        weight_bytes=what.mlp.weight_bytes(what.dtype),
+        results=tuple(results),
+    )
+
+
+def bench(cells: list[Cell], **changes: Any) -> Bench:
+    """A bench of cells in which everybody else stands after eager, ours first."""
+    given: dict[str, Any] = {
+        "torch": "2.13",
+        "cpu": "a CPU",
+        "isa": "avx2",
+        "threads": 2,
+        "backends": ("cpu",),
+        "against": (),
+        "cold": False,
+        "seconds": 1.5,
+        "seed": 0,
+        "peaks": PEAKS,
+        "cells": tuple(cells),
+    }
+    return Bench(**{**given, **changes})

@@ -16,12 +16,15 @@ import peer_summary as ps
 import peers
 import pytest
 import torch
-from peer_bench import Bench, Parked, Truth
-from peer_processes import Stage, WorkerError
+from peer_bench import Bench, Parked
 from peer_tables import figure_table, speed_tables
 from rich.console import Console
 
 from torchweld import ops
+from torchweld.benching.cases import Mlp
+from torchweld.benching.eager import EagerBlock
+from torchweld.benching.processes import Stage, WorkerError
+from torchweld.benching.truth import Truth
 from torchweld.measuring import Comparison
 
 NARROW, RELU, WIDE, GATED = pg.BLOCKS[0], pg.BLOCKS[1], pg.BLOCKS[2], pg.BLOCKS[4]
@@ -62,7 +65,7 @@ def compared(
 def cell(
     ratios: Mapping[str, float | Comparison],
     *,
-    block: pg.Block = NARROW,
+    block: Mlp = NARROW,
     rows: int = 1,
     dtype: str = "float32",
     cold: bool = False,
@@ -290,23 +293,21 @@ def test_options_choose_the_grid() -> None:
 def test_one_wrong_element_is_found(dtype: torch.dtype) -> None:
     truth = Truth.of(RELU, dtype, 8)
     good = truth.outputs.to(dtype)
-    assert truth.judge(good, None) is None
-    assert truth.judge(good[:3], good[:3]) is None
+    assert truth.judge(good, None).reason is None
+    assert truth.judge(good[:3], good[:3]).reason is None
     bad = good.clone()
     bad[3, 4] += 0.2
-    assert "row 3" in str(truth.judge(bad, good))
-    assert truth.judge(torch.zeros_like(good), good) is not None
+    assert "row 3" in str(truth.judge(bad, good).reason)
+    assert truth.judge(torch.zeros_like(good), good).reason is not None
     assert truth.error(good) < 4 * torch.finfo(dtype).eps
     assert truth.error(bad) > 0.1
 
 
 def test_the_truth_is_that_of_eager_in_fp64() -> None:
-    from peer_runtimes import EagerModule
-
     for block in (RELU, GATED):
         x = torch.from_numpy(block.inputs(2)).double()
         with torch.no_grad():
-            expected = EagerModule(block, torch.float64)(x)
+            expected = EagerBlock(block, torch.float64)(x)
         torch.testing.assert_close(Truth.of(block, torch.float32, 2).outputs, expected)
 
 
@@ -324,9 +325,10 @@ def test_only_one_worker_runs_at_a_time() -> None:
             state = {n: Path(f"/proc/{pid}/stat").read_text().split()[2] for n, pid in pids.items()}
             assert state["eager"] == "T"
             assert state["mkldnn"] != "T"
-        with pytest.raises(WorkerError, match="prepare"):
-            stage.ask("mkldnn", "prepare", 1, "too many arguments")
-        assert stage.ask("mkldnn", "prepare", 2).shape == (2, 64)
+        with pytest.raises(WorkerError, match="batch_size"):
+            stage.ask("mkldnn", "prepare", "no number")
+        (output,) = stage.ask("mkldnn", "prepare", 2)
+        assert output.shape == (2, 64)
         if sys.platform == "linux":
             assert stage.cpu_after_visit_s("mkldnn", 0.02, parked=True) == 0.0
 

@@ -1,139 +1,178 @@
-"""`torchweld bench` shows what was found, in a table and in JSON, and exits accordingly."""
+"""`torchweld bench` shows what was found, in tables, JSON and CSV, and exits accordingly."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
-from tests.benching.samples import FakeCompare
-from torch import Tensor
+from tests.benching.samples import FakeCompare, case, cell, comparison
+from tests.benching.samples import bench as made_bench
 
 from torchweld import hardware
-from torchweld.benching import Bench, Case, Mlp, running, summarise
-from torchweld.cli import bench as bench_verb
-from torchweld.cli.main import run
+from torchweld.benching import Bench, Case, Latency, Mlp, choosing, summarise
+from torchweld.cli import bench_running
+from torchweld.cli.bench_running import Keeper
 from torchweld.measuring import Verdict
+from torchweld.report.bench import bench_head, bench_sections
+from torchweld.report.style import to_text
 
 Bencher = Callable[..., tuple[int, str, str]]
-SMALL = ("--sizes", "8,16,4", "--rows", "3")
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompare:
-    fake = FakeCompare(speedup=3.2)
-    monkeypatch.setattr(running, "compare", fake)
-    return fake
-
-
-@pytest.fixture
-def bench(capsys: pytest.CaptureFixture[str], fake: FakeCompare) -> Bencher:
-    """Runs the verb; gives exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = run(["bench", *arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
+SMALL = ("--block", "gelu", "--sizes", "8x16x4", "--rows", "3")
+NEEDS_KERNELS = pytest.mark.skipif(
+    hardware.build_problem() is not None, reason="needs the compiled kernels"
+)
 
 
 def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_table_and_a_closing_sentence(bench: Bencher) -> None:
-    code, out, err = bench(*SMALL, "--backend", "torch", "--backend", "reference")
+def line_with(text: str, out: str) -> str:
+    return next(line for line in out.splitlines() if text in line)
+
+
+# ---- tables ----
+
+
+def test_tables_and_a_closing_sentence(bench: Bencher) -> None:
+    code, out, err = bench(*SMALL, "--backend", "torch,reference")
     assert (code, err) == (0, "")
-    header = next(line for line in out.splitlines() if line.startswith("block"))
-    assert header.split() == [
+    speeds, work = (line for line in out.splitlines() if line.startswith("block"))
+    assert speeds.split() == [
         *("block", "rows", "dtype", "eager", "µs", "reference", "torch"),
-        *("interval", "verdict", "error", "kernel", "ops", "bufs"),
+        *("interval", "verdict", "error", "kernel"),
     ]
-    row = next(line for line in out.splitlines() if line.startswith("8→16→4"))
+    assert work.split() == [
+        *("block", "rows", "dtype", "µs", "GFLOP/s", "GB/s", "of", "peak", "ops", "bufs"),
+        *("host", "µs", "CPU", "µs"),
+    ]
+    row, second = (line for line in out.splitlines() if line.startswith("8→16→4"))
     assert row.split() == [
         *("8→16→4", "3", "fp32", "123", "3.20", "3.20", "2.88–3.52", "faster", "1.00", "aten"),
-        *("5→3", "3→2"),
     ]
-    assert "torch is 3.20x as fast as eager (geometric mean of 1 cell); least" in squeezed(out)
+    assert second.split()[:4] == ["8→16→4", "3", "fp32", "123→38.6"]
+    assert "5→3" in second
+    assert "3→2" in second
+    assert "torch is 3.20x as fast as eager at 3 × 8→16→4 gelu fp32; output" in squeezed(out)
     assert "at most 1.00x of eager's" in squeezed(out)
-    assert "no copy of the weights." in squeezed(out)
+    assert squeezed(out).endswith("no copy of the weights.")
+
+
+def wide_bench(verdict: Verdict) -> Bench:
+    """As wide as cells get: six others, long names, large figures."""
+    wide = Mlp(sizes=(2048, 5632, 2048), activation="silu", gated=True)
+    against = ("mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
+    names = (*against, "cpu:natural")
+    compared = {name: comparison(12.345, verdict, name, us=123456.0) for name in names}
+    what = Case(mlp=wide, lead=(8, 4096), dtype="bfloat16")
+    one = cell(what, compared, us=123456.0)
+    latency = Latency(calls_us=tuple(float(i) for i in range(1001)))
+    results = tuple(
+        replace(r, latency=latency, callers=r.comparison and comparison(2.0)) for r in one.results
+    )
+    one = replace(one, results=results)
+    return made_bench(
+        [one, replace(one, name=one.name + "!")],
+        against=against,
+        backends=("cpu:natural",),
+        cpu="A long name " * 19,
+        callers=4,
+    )
 
 
 @pytest.mark.parametrize("width", [100, 80])
 @pytest.mark.parametrize("verdict", ["faster", "same", "not measured"])
-def test_the_widest_cells_fit_and_nothing_is_cut(
-    fake: FakeCompare, verdict: Verdict, width: int
-) -> None:
-    fake.verdict, fake.speedup = verdict, 12.345
-    cases = bench_verb.choose_cases((), "8,16,4", None, False, (3,), ())
-    done = bench_verb.run_cases(running.plan(cases, ("torch", "reference")), cases, None)
-    (cell,) = done.cells
-    names = ("cpu:natural", "torch", "torch:mkldnn")
-    wide = Mlp(sizes=(2048, 5632, 2048), activation="silu", gated=True)
-    first, other = (replace(r, kernel="repacked columns") for r in cell.results)
-    results = zip((first, other, other), names, strict=True)
-    cell = replace(
-        cell,
-        case=Case(mlp=wide, rows=4096, dtype="bf16"),
-        eager_ops=8,
-        results=tuple(replace(result, backend=name) for result, name in results),
-    )
-    done = replace(done, cells=(cell, cell), backends=names, cpu="A long name " * 19)
-    screen = io.StringIO()
-    console = Console(file=screen, width=width)
-    table = bench_verb.table_of(done, width)
-    legend = bench_verb.legend(table, done.backends)
-    parts = (bench_verb.heading(done), table, legend, *bench_verb.closing(summarise(done)))
-    for part in parts:
-        console.print(part)
-    shown = screen.getvalue()
+def test_the_widest_cells_fit_and_what_has_no_room_is_named(verdict: Verdict, width: int) -> None:
+    done = wide_bench(verdict)
+    parts = [*bench_head(done), *bench_sections(done, summarise(done), width)]
+    shown = to_text(parts, width)
     assert max(len(line) for line in shown.splitlines()) <= width
-    assert "…" not in shown
-    for text in ("2048→5632→2048", "silu gated", verdict, "123"):
+    assert "…" not in shown.replace(", …)", "")
+    for text in ("2048→5632→2048", "silu-gated", "8×4096", "bf16", "123456"):
         assert text in shown
-    assert ("8→3" in shown) == (width == 100)
-    assert ("On a wider terminal: kernel, bufs, ops" in squeezed(shown)) == (width == 80)
+    assert "On a wider terminal: kernel" in squeezed(shown)
+    assert ("12.3" in shown) == (verdict != "not measured")
+    assert ("≈12.3" in shown) == (verdict == "same")
 
 
-@pytest.mark.skipif(hardware.build_problem() is not None, reason="needs the compiled kernels")
+def test_the_best_is_bold_and_noise_is_marked() -> None:
+    compared = {
+        "mkldnn": comparison(0.5, "slower"),
+        "cpu": replace(comparison(1.5), verdict="not measured", speedup=1.5, interval=(0.9, 2.0)),
+    }
+    done = made_bench([cell(case(), compared)], against=("mkldnn",))
+    coloured = to_text(bench_sections(done, summarise(done), 100), 100, colour=True)
+    assert "\x1b[1;33m~1.50" in coloured
+    slow = made_bench([cell(case(), {"cpu": comparison(0.5, "slower")})])
+    coloured = to_text(bench_sections(slow, summarise(slow), 100), 100, colour=True)
+    assert "\x1b[1m123\x1b" in coloured.replace(" ", "")
+
+
+def test_a_map_is_drawn_over_rows_and_widths(bench: Bencher) -> None:
+    grid = ("--block", "gelu", "--sizes", "8x16,8x32", "--rows", "1,2", "--backend", "torch")
+    _, out, _ = bench(*grid)
+    assert "where torch wins: gelu fp32" in out
+    assert line_with("rows \\ hidden", out).split() == ["rows", "\\", "hidden", "16", "32"]
+    assert "+3.20 +3.20" in squeezed(out)
+
+
+def test_presets_name_their_rows(bench: Bencher) -> None:
+    code, out, _ = bench("--preset", "blog", "--rows", "1x2", "--backend", "torch")
+    assert code == 0
+    for label in ("nn.Linear", "MLP, gelu", "GeGLU"):
+        assert label in out
+    work = line_with(" ops ", out)
+    assert "CPU µs" in work
+    assert "host µs" in work
+
+
+def test_single_calls_and_callers_have_tables_of_their_own(bench: Bencher) -> None:
+    options = ("--backend", "torch", "--latency", "--callers", "2", "--seconds", "0.05")
+    code, out, _ = bench(*SMALL, *options)
+    assert code == 0
+    assert line_with("p50", out).split() == ["cell", "p50", "p95", "p99", "calls"]
+    assert "calls a second, 2 callers at once" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("  3 × 8→16→4 gelu fp32")]
+    assert [row[5] for row in rows] == ["eager", "eager"]
+
+
+@NEEDS_KERNELS
 def test_packed_weights_are_accounted_for(bench: Bencher) -> None:
     _, out, _ = bench(*SMALL)
-    assert squeezed(out).endswith("MB of packed weights beside 0.00 MB.")
+    assert "of packed weights beside 768 B." in squeezed(out)
     assert f"kernels for {hardware.isa_in_use()}" in out
-    row = next(line for line in out.splitlines() if line.startswith("8→16→4"))
-    assert row.split()[-4:] == ["packed", "single", "5→1", "3→1"]
+    assert line_with("8→16→4", out).split()[-2:] == ["packed", "single"]
 
 
-def test_json_is_all_that_is_printed_and_loads_again(bench: Bencher) -> None:
-    code, out, err = bench(
-        *SMALL, "--dtype", "fp32", "--dtype", "bf16", "--backend", "torch", "--json"
-    )
-    assert (code, err) == (0, "")
-    loaded = Bench.from_dict(json.loads(out))
-    assert [cell.case.dtype for cell in loaded.cells] == ["fp32", "bf16"]
-    assert loaded.backends == ("torch",)
-    assert not loaded.interrupted
+# ---- what is asked for ----
 
 
 def test_options_reach_the_timing(bench: Bencher, fake: FakeCompare) -> None:
-    bench(*SMALL, "--backend", "torch", "--seconds", "0.25", "--cold", "--seed", "4")
-    assert fake.calls == [{"names": ["eager", "torch"], "budget_s": 0.25, "cold": True, "seed": 4}]
+    options = ("--backend", "torch", "--seconds", "0.25", "--cold", "--seed", "4", "--json")
+    _, out, _ = bench(*SMALL, *options)
+    (given,) = fake.calls
+    assert given["names"] == ["eager", "torch"]
+    assert given["budget_s"] >= 0.25
+    assert given["seed"] == 4
+    assert Bench.from_dict(json.loads(out)).cells[0].result("torch").comparison.cold
 
 
 def test_every_combination_of_lists_is_measured(bench: Bencher) -> None:
-    options = ("--rows", "1", "--rows", "2", "--dtype", "fp32", "--dtype", "fp64", "--json")
-    _, out, _ = bench("--block", "tiny", "--sizes", "8x4", *options, "--backend", "torch")
+    options = ("--rows", "1,2", "--dtype", "fp32", "--dtype", "fp64", "--json")
+    blocks = ("--block", "tiny,linear", "--sizes", "8x4")
+    _, out, _ = bench(*blocks, *options, "--backend", "torch")
     cells = Bench.from_dict(json.loads(out)).cells
     found = [(c.case.mlp.shape_text, c.case.dtype, c.case.rows) for c in cells]
     assert found == [
         (text, dtype, rows)
         for text in ("64→256→64", "8→4")
-        for dtype in ("fp32", "fp64")
+        for dtype in ("float32", "float64")
         for rows in (1, 2)
     ]
 
@@ -142,106 +181,110 @@ def test_every_combination_of_lists_is_measured(bench: Bencher) -> None:
     ("arguments", "message"),
     [
         (("--block", "tinny"), "unknown block 'tinny'; did you mean 'tiny'?"),
-        (("--dtype", "float32"), "unknown dtype 'float32'; did you mean 'fp32'?"),
+        (("--dtype", "float23"), "unknown dtype 'float23'; did you mean 'float"),
         (("--backend", "refrence"), "unknown backend 'refrence'; did you mean 'reference'?"),
         (("--backend", "torch:mkl"), "unknown mode of backend torch 'mkl'; did you mean 'mkldnn'?"),
-        (("--sizes", "8,4", "--activation", "glu"), "unknown activation 'glu'"),
-        (("--sizes", "8,4", "--gated"), "expected exactly three whole numbers"),
-        (("--gated",), "give its --sizes too"),
-        (("--rows", "0"), "0 is not in the range"),
+        (("--against", "openvno"), "unknown peer 'openvno'; did you mean 'openvino'?"),
+        (("--preset", "model"), "unknown preset 'model'; did you mean 'models'?"),
+        (("--preset", "blog", "--block", "gelu"), "--preset has blocks of its own"),
+        (("--block", "glu", "--sizes", "8x4"), "unknown block 'glu'"),
+        (("--block", "swiglu", "--sizes", "8x4x4x8"), "expected exactly three whole numbers"),
+        (("--sizes", "768,3072,768"), "such as 768x3072"),
+        (("--rows", "0"), "rows '0': expected a whole number of at least 1"),
+        (("--rows", ","), "the grid is empty"),
         (("--seconds", "-1"), "seconds is -1.0"),
+        (("--callers", "0"), "0 is not in the range"),
+        (("--json", "--csv"), "give one, and --out for the other"),
+        (("--input", "8x8"), "--input goes with a TARGET"),
+        (("--plan", "plan.json"), "--plan goes with a TARGET"),
+        (("gpt", "--rows", "3"), "--rows measures blocks"),
+        (("gpt", "--against", "mkldnn"), "unknown peer 'mkldnn'"),
+        (("gptt",), "unknown built-in model 'gptt'; did you mean 'gpt'?"),
+        (("gpt", "--plan", "no-such-plan.json"), "cannot be read as a plan"),
     ],
 )
 def test_mistakes_are_named_with_the_nearest(
     bench: Bencher, fake: FakeCompare, arguments: tuple[str, ...], message: str
 ) -> None:
     code, out, err = bench(*arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert fake.calls == []
-
-
-def test_a_broken_rule_is_reported_with_exit_code_1(
-    bench: Bencher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = running._side
-
-    def wrong(x: Tensor) -> Tensor:
-        return torch.ones(len(x), 4)
-
-    def side(*given: object) -> running._Side:
-        return replace(honest(*given), run=wrong)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(running, "_side", side)
-    code, out, _ = bench(*SMALL, "--backend", "torch")
-    assert code == 1
-    assert "breaks the numerical rule, so not timed: 3 × 8→16→4 gelu fp32, torch" in squeezed(out)
-    row = next(line for line in out.splitlines() if line.startswith("8→16→4"))
-    assert "wrong" in row
-    assert "not timed" in row
-    code, out, _ = bench(*SMALL, "--backend", "torch", "--json")
-    assert code == 1
-    assert json.loads(out)["cells"][0]["results"][0]["comparison"] is None
-
-
-def test_nothing_measured_is_exit_code_2_with_the_reason(bench: Bencher, fake: FakeCompare) -> None:
-    fake.verdict = "not measured"
-    code, out, _ = bench(*SMALL, "--backend", "torch")
     assert code == 2
-    assert "not measured: 3 × 8→16→4 gelu fp32: because we say so" in squeezed(out)
-    assert squeezed(out).endswith("torch: nothing was measured.")
-    assert "3.2" not in out
+    assert message in err
+    assert "Traceback" not in err
+    assert fake.calls == []
+    assert "eager µs" not in out
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_an_interrupt_shows_what_there_is(
-    bench: Bencher, fake: FakeCompare, monkeypatch: pytest.MonkeyPatch, as_json: bool
-) -> None:
-    def interrupted(*sides: object, **options: object) -> object:
-        if len(fake.calls) == 2:
-            raise KeyboardInterrupt
-        return fake(*sides, **options)
-
-    monkeypatch.setattr(running, "compare", interrupted)
-    rows = [option for count in "1234" for option in ("--rows", count)]
-    code, out, err = bench("--sizes", "8,4", *rows, "--backend", "torch", *["--json"] * as_json)
-    assert code == 130
-    assert "interrupted" in err
-    if as_json:
-        loaded = Bench.from_dict(json.loads(out))
-        assert loaded.interrupted
-        assert [cell.case.rows for cell in loaded.cells] == [1, 2]
-    else:
-        assert "geometric mean of 2 cells" in squeezed(out)
-
-
-def test_without_kernels_it_works_and_says_so(
+def test_a_peer_that_is_not_installed_is_left_out_and_it_is_said(
     bench: Bencher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "build_problem", lambda: "there is no compiler; get one")
-    code, out, _ = bench(*SMALL)
+    monkeypatch.setitem(choosing.NEEDED, "openvino", ("no_such_runtime",))
+    code, out, _ = bench(*SMALL, "--against", "openvino", "--backend", "torch")
     assert code == 0
-    assert "no compiled kernels" in out
-    assert "not used: cpu: there is no compiler; get one" in out
-    assert "torch is 3.20x as fast as eager" in squeezed(out)
+    said = 'left out: openvino: no_such_runtime not installed: pip install "torchweld[bench]"'
+    assert said in squeezed(out)
 
 
-def test_on_a_terminal_the_table_grows(fake: FakeCompare) -> None:
-    cases = bench_verb.choose_cases((), "8,4", None, False, (1, 2), ())
-    planned = running.plan(cases, ("torch",))
+# ---- a whole model ----
+
+
+def test_a_model_is_measured_on_its_inputs(bench: Bencher, fake: FakeCompare) -> None:
+    code, out, err = bench("policy", "--seconds", "0.05")
+    assert (code, err) == (0, "")
+    assert out.startswith("policy; torch")
+    assert "plan: " in out
+    assert line_with("eager µs", out).split()[:4] == ["input", "eager", "µs", "torchweld"]
+    assert "1x64 float32" in out
+    assert "host: starting ops, and Python" in squeezed(out)
+
+
+def test_a_model_that_cannot_be_timed_leaves_nothing_behind(
+    bench: Bencher, fake: FakeCompare, tmp_path: Path
+) -> None:
+    file = tmp_path / "mutates.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Adds(nn.Linear):\n"
+        "    def forward(self, x):\n        return super().forward(x.add_(1.0))\n"
+        "def make():\n    return Adds(8, 8), torch.randn(2, 8)\n"
+    )
+    before = len(fake.calls)
+    code, _, err = bench(f"{file}:make", "--out", str(tmp_path / "found.json"))
+    assert code == 2
+    assert "Adds changes its input '2x8 float32': rounds would not do the same work" in err
+    assert len(fake.calls) == before
+    assert not (tmp_path / "found.json").exists()
+
+
+# ---- progress ----
+
+
+def test_on_a_terminal_the_table_grows_and_the_time_left_is_told(fake: FakeCompare) -> None:
+    cases = [case(rows=1), case(rows=2)]
+    planned = choosing.plan(cases, ("torch",))
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
-    done = bench_verb.run_cases(planned, cases, console)
+    done = bench_running.run_cases(planned, cases, False, console, Keeper(None, None))
     assert len(done.cells) == 2
     shown = screen.getvalue()
-    assert "1 of 2: 1 × 8→4 gelu fp32 …" in shown
-    assert "2 of 2: 2 × 8→4 gelu fp32 …" in shown
+    assert "1 of 2, about" in shown
+    assert "left: 1 × 8→16→4 gelu fp32 …" in shown
+    assert "2 of 2, about" in shown
+    assert "eager µs" in shown
 
 
-def test_help_has_an_example(bench: Bencher) -> None:
+def test_help_has_examples(bench: Bencher) -> None:
     code, out, _ = bench("--help")
     assert code == 0
-    assert "torchweld bench --sizes" in squeezed(out)
-    assert all(
-        option in out for option in ("--block", "--rows", "--seconds", "--backend", "--json")
+    assert "torchweld bench --block gelu,swiglu --rows 1,8,64,512" in squeezed(out)
+    options = ("--block", "--rows", "--sizes", "--against", "--backend", "--preset", "--latency")
+    assert all(option in out for option in (*options, "--callers", "--save", "--csv", "--out"))
+
+
+def test_figures_that_are_not_known_are_dashes(bench: Bencher, fake: FakeCompare) -> None:
+    one = cell(case(), {"cpu": None})
+    done = made_bench(
+        [replace(one, results=(replace(one.results[0], us=math.nan), one.results[1]))]
     )
+    shown = to_text(bench_sections(done, summarise(done), 100), 100)
+    assert "–→–" in shown
+    assert "left out in 3 × 8→16→4 gelu fp32: cpu: it cannot" in shown

@@ -1,28 +1,44 @@
-"""What is measured: an MLP, a number of rows, a dtype; and the MLP in eager, as people write it."""
+"""What is measured: an MLP, the shape of what it is called with, a dtype.
+
+An `Mlp` draws its weights and inputs from a seed, as float32 arrays, so that every process has the
+same ones without passing them around; 16-bit cells round them. M rows, K in, N out.
+"""
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
 
-from torchweld.activations import ACTIVATIONS, parse_activation
+from torchweld.activations import parse_activation
 from torchweld.blocks import LayerForm
 from torchweld.errors import TorchweldError
 
-DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp64": torch.float64,
-}
+Array = NDArray[np.floating[Any]]
+SEED = 2024
+
+# Torch's names, and how they are shown and may be typed.
+SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """One product of an MLP: weight_NK as nn.Linear keeps it, and its bias or None."""
+
+    weight: Array
+    bias: Array | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp:
-    """An MLP without its weights; gated, it computes `down(activation(gate(x)) · up(x))`."""
+    """An MLP without its weights; gated, it computes `down(activation(gate(x)) · up(x))`.
+
+    With two sizes it is one Linear, and the activation has no say.
+    """
 
     sizes: tuple[int, ...]
     activation: str = "gelu"
@@ -34,8 +50,8 @@ class Mlp:
         if len(self.sizes) < 2 or min(self.sizes) < 1 or (self.gated and len(self.sizes) != 3):
             wanted = "exactly three" if self.gated else "two or more"
             raise TorchweldError(
-                f"sizes are {','.join(map(str, self.sizes))}; expected {wanted} whole numbers of "
-                "at least 1, such as 768,3072,768"
+                f"sizes are {'x'.join(map(str, self.sizes))}; expected {wanted} whole numbers of "
+                "at least 1, such as 768x3072x768"
             )
 
     @property
@@ -44,7 +60,13 @@ class Mlp:
 
     @property
     def kind_text(self) -> str:
-        return self.activation + (" gated" if self.gated else "")
+        if len(self.sizes) == 2:
+            return "linear"
+        return self.activation + ("-gated" if self.gated else "")
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape_text} {self.kind_text}"
 
     @property
     def forms(self) -> tuple[LayerForm, ...]:
@@ -57,86 +79,80 @@ class Mlp:
         )
         return (*[inner] * (len(self.sizes) - 2), LayerForm(bias=self.bias))
 
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """(K, N) of every Linear, the gate's before up's."""
+        pairs = list(zip(self.sizes, self.sizes[1:], strict=False))
+        return [pairs[0], *pairs] if self.gated else pairs
 
-# From the sizes of reinforcement learning and tabular nets to those of language models.
-BLOCKS = {
-    "tiny": Mlp(sizes=(64, 256, 64)),
-    "deep": Mlp(sizes=(128, 128, 128, 10), activation="relu"),
-    "small": Mlp(sizes=(256, 1024, 256)),
-    "base": Mlp(sizes=(768, 3072, 768)),
-    "gated": Mlp(sizes=(1024, 2816, 1024), activation="silu", gated=True, bias=False),
-}
+    def flops(self, rows: int) -> int:
+        """Multiply-adds of the products, two operations each."""
+        return 2 * rows * sum(K * N for K, N in self.products)
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Of the matrices; `dtype` is torch's name."""
+        return sum(K * N for K, N in self.products) * itemsize(dtype)
+
+    def linears(self, seed: int = SEED) -> list[Linear]:
+        """Weights and biases as nn.Linear would draw them: uniform within 1 / sqrt(K)."""
+        rng = np.random.default_rng(seed)
+
+        def uniform(shape: tuple[int, ...], bound: float) -> Array:
+            values = rng.random(shape, dtype=np.float32)
+            values *= 2.0 * bound
+            values -= bound
+            return values
+
+        return [
+            Linear(
+                weight=uniform((N, K), 1.0 / math.sqrt(K)),
+                bias=uniform((N,), 1.0 / math.sqrt(K)) if self.bias else None,
+            )
+            for K, N in self.products
+        ]
+
+    def inputs(self, rows: int, seed: int = SEED + 1) -> Array:
+        """Normal inputs; fewer rows are the first of more."""
+        rng = np.random.default_rng(seed)
+        return rng.standard_normal((rows, self.sizes[0]), dtype=np.float32)
+
+
+def itemsize(dtype: str) -> int:
+    return int(getattr(torch, dtype).itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What one cell measures."""
+    """What one cell measures.
+
+    lead:  the dimensions of x before its features: rows, or batch and sequence
+    dtype: torch's name
+    label: what the row is called, where it has a name of its own
+    """
 
     mlp: Mlp
-    rows: int
-    dtype: str
+    lead: tuple[int, ...]
+    dtype: str = "float32"
+    label: str = ""
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.lead)
+
+    @property
+    def rows_text(self) -> str:
+        return "×".join(map(str, self.lead))
+
+    @property
+    def dtype_text(self) -> str:
+        return SHORT_DTYPES[self.dtype]
+
+    @property
+    def moved_bytes(self) -> int:
+        """What has to move at least: weights, input and output, each once."""
+        ends = self.mlp.sizes[0] + self.mlp.sizes[-1]
+        return self.mlp.weight_bytes(self.dtype) + self.rows * ends * itemsize(self.dtype)
 
     def __str__(self) -> str:
-        return f"{self.rows} × {self.mlp.shape_text} {self.mlp.kind_text} {self.dtype}"
-
-
-def demo_cases() -> list[Case]:
-    """What is shown when nothing is asked for: small to large, few rows, fp32 and some bf16."""
-    wanted: dict[str, dict[str, tuple[int, ...]]] = {
-        "tiny": {"fp32": (1, 8, 64)},
-        "small": {"fp32": (1, 8, 64)},
-        "base": {"fp32": (1, 8, 64), "bf16": (1, 8)},
-        "gated": {"fp32": (1, 8, 64), "bf16": (1, 8)},
-    }
-    return [
-        Case(mlp=BLOCKS[name], rows=rows, dtype=dtype)
-        for name, dtypes in wanted.items()
-        for dtype, all_rows in dtypes.items()
-        for rows in all_rows
-    ]
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """`"768,3072,768"` (or with x, → or spaces between) as numbers."""
-    parts = [part for part in re.split(r"[,x→\s]+", text.strip()) if part]
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise TorchweldError(
-            f"sizes are {text!r}; expected whole numbers with commas, such as 768,3072,768"
-        )
-    return tuple(int(part) for part in parts)
-
-
-class _Activation(nn.Module):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        name, self.parameters_ = parse_activation(text)
-        self.apply_to = ACTIVATIONS[name].apply
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.apply_to(z, *self.parameters_)
-
-
-class _Gated(nn.Module):
-    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, act: nn.Module) -> None:
-        super().__init__()
-        self.gate, self.up, self.down, self.act = gate, up, down, act
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(self.act(self.gate(x)) * self.up(x))
-        return y
-
-
-def eager_model(mlp: Mlp, dtype: torch.dtype, seed: int) -> tuple[nn.Module, list[nn.Linear]]:
-    """The MLP as people write it, initialised by nn.Linear, and its Linears in order."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        pairs = list(zip(mlp.sizes, mlp.sizes[1:], strict=False))
-        if mlp.gated:
-            pairs.insert(0, pairs[0])
-        linears = [nn.Linear(K, N, bias=mlp.bias, dtype=dtype) for K, N in pairs]
-    act = _Activation(mlp.activation)
-    if mlp.gated:
-        gate, up, down = linears
-        return _Gated(gate, up, down, act).eval(), linears
-    parts = [part for linear in linears for part in (linear, act)][:-1]
-    return nn.Sequential(*parts).eval(), linears
+        text = f"{self.rows_text} × {self.mlp.name} {self.dtype_text}"
+        return f"{self.label}: {text}" if self.label else text

@@ -1,228 +1,202 @@
-"""Running a bench: cases and names of backends in, one cell a case out.
+"""Running a bench of blocks: cases and names in, one cell a case out.
 
-Every backend's output is held to the numerical rule first; one that breaks it is not timed. All
-runs in inference mode, on the CPU, with the weights that eager has. M rows.
+Every output is held to the numerical rule first; who breaks it is not timed. All runs without
+gradients, on the CPU, with the same weights. M rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchweld import hardware
-from torchweld.benching.cases import DTYPES, Case, Mlp, eager_model
-from torchweld.benching.results import Bench, Cell, Check, Result
-from torchweld.blocks import LayerForm
-from torchweld.counting import count
+from torchweld.benching.cases import Case, Mlp
+from torchweld.benching.choosing import why_not
+from torchweld.benching.processes import WorkerError
+from torchweld.benching.results import Bench, Cell, Check, Cost, Latency, Result
+from torchweld.benching.stages import AnyStage, open_stage
+from torchweld.benching.timing import MIN_ROUNDS, MOST_CELL_S, CallersSide, paired, single_calls
+from torchweld.benching.truth import JUDGED_ROWS, Truth
 from torchweld.errors import TorchweldError
-from torchweld.kernels import Block, reference, select
-from torchweld.measuring import Comparison, compare
-from torchweld.modules import FusedMLP
-from torchweld.names import known
-from torchweld.verification import judge, scales_of
+from torchweld.measuring import Comparison
 
-_CPU = torch.device("cpu")
-
-# Of a larger x, as many rows are judged, evenly spread, first and last among them: the reference in
-# fp64 and its scales took 11 s for 4096 rows of 1024→2816→1024, on two cores.
-JUDGED_ROWS = 64
-
+# A comparison that cannot get enough undisturbed rounds gives up early; the second has twice the
+# time.
+ATTEMPTS = 2
 # What a run is called whose op left the work to torch.
 COMPOSED = "composed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """One backend, ready to run: `kernel` and `copied_bytes` are asked after a call."""
-
-    name: str
-    run: Callable[[Tensor], Tensor]
-    kernel: Callable[[], str]
-    copied_bytes: Callable[[], int]
-
-
-def split_name(text: str) -> tuple[str, str | None]:
-    """`"torch:mkldnn"` as a backend and its mode; `"torch"` as the backend and None."""
-    name, _, mode = text.partition(":")
-    return name, mode or None
-
-
-def _side(text: str, block: Block, mlp: Mlp, linears: list[nn.Linear], dtype: torch.dtype) -> _Side:
-    name, mode = split_name(text)
-    choice = select(block, (), dtype, _CPU, name=name, mode=mode)
-    if name == "cpu":  # as users get it: through the module
-        return _fused_mlp_side(text, mlp, linears, packing=mode != "natural")
-    tensors = [t for linear in linears for t in (linear.weight, linear.bias) if t is not None]
-    runner = choice.backend.build(block, tensors, mode)
-
-    def run(x: Tensor) -> Tensor:
-        y = runner(x)
-        assert isinstance(y, Tensor)
-        return y
-
-    used = mode or choice.backend.modes[0]
-    return _Side(name=text, run=run, kernel=lambda: used, copied_bytes=lambda: runner.copied_bytes)
-
-
-def _fused_mlp_side(text: str, mlp: Mlp, linears: list[nn.Linear], packing: bool) -> _Side:
-    fused = FusedMLP.from_linears(linears, mlp.activation, gated=mlp.gated, packing=packing).eval()
-    compiled = hardware.compiled_part()
-    assert compiled is not None  # else `select` had refused
-    x = torch.zeros(1, mlp.sizes[0], dtype=linears[0].weight.dtype)
-
-    def kernel() -> str:
-        run = compiled.last_run()
-        return f"{run['weights']} {run['partition']}".strip()
-
-    with torch.inference_mode():
-        before = compiled.last_run()["calls"]
-        fused(x)
-        assert compiled.last_run()["calls"] == before + 1, "FusedMLP did not run the kernels"
-    return _Side(name=text, run=fused, kernel=kernel, copied_bytes=lambda: fused.packed_bytes)
-
-
-# ---- the bench ----
-
-
-def plan(
-    cases: Sequence[Case],
-    backends: Sequence[str] = (),
-    *,
-    seconds: float = 1.5,
-    cold: bool = False,
-    seed: int = 0,
-) -> Bench:
-    """What will be measured, still without cells; everything that can be refused is refused here.
-
-    `backends` are names as `split_name` takes them. Without any, the best backend there is, and
-    `torch` beside it. `seconds` are for one backend in one cell.
-    """
-    if not (math.isfinite(seconds) and seconds > 0.0):
-        raise TorchweldError(f"seconds is {seconds}; expected a number above 0, such as 1.5")
-    if len(set(backends)) < len(backends):
-        raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
-    notes: dict[str, None] = {}
-    names: dict[str, None] = dict.fromkeys(backends)
-    for case in cases:
-        block, dtype = _block(case.mlp), DTYPES[known(case.dtype, DTYPES, "dtype")]
-        if case.rows < 1:
-            raise TorchweldError(f"rows is {case.rows}; expected a whole number of at least 1")
-        for text in backends:
-            name, mode = split_name(text)
-            select(block, (), dtype, _CPU, name=name, mode=mode)
-        if not backends:
-            choice = select(block, (), dtype, _CPU)
-            names.update(dict.fromkeys((choice.backend.name, "torch")))
-            notes.update(dict.fromkeys(str(refusal) for refusal in choice.passed_over))
-    return Bench(
-        torch=torch.__version__,
-        cpu=hardware.hardware().cpu_model,
-        isa=None if hardware.build_problem() else hardware.isa_in_use(),
-        threads=torch.get_num_threads(),
-        backends=tuple(names),
-        cold=cold,
-        seconds=seconds,
-        seed=seed,
-        notes=tuple(notes),
-    )
-
-
-def measure(bench: Bench, cases: Sequence[Case]) -> Iterator[Cell]:
+def measure(bench: Bench, cases: Sequence[Case], latency: bool = False) -> Iterator[Cell]:
     """The cells of `bench`, each as soon as it is done."""
-    made: tuple[Mlp, str] | None = None
-    for case in cases:
-        if made != (case.mlp, case.dtype):
-            made = (case.mlp, case.dtype)
-            dtype = DTYPES[case.dtype]
-            eager, linears = eager_model(case.mlp, dtype, bench.seed)
-            block = _block(case.mlp)
-            sides = [_side(text, block, case.mlp, linears, dtype) for text in bench.backends]
-        yield _measure_cell(bench, case, eager, linears, sides)
+    with open_stage(bench.names, bench.threads) as stage:
+        missing = stage.start(bench.names)
+        blocks = Blocks(stage, bench, missing)
+        for case in cases:
+            yield blocks.cell(case, latency)
 
 
-def _block(mlp: Mlp) -> Block:
-    sizes = tuple(zip(mlp.sizes, mlp.sizes[1:], strict=False))
-    return Block(kind="chain", forms=mlp.forms, sizes=sizes)
+class Blocks:
+    """The sides of a bench on their stage, what they have loaded kept for as long as it serves."""
 
+    def __init__(self, stage: AnyStage, bench: Bench, missing: dict[str, str]) -> None:
+        self._stage, self._bench, self._missing = stage, bench, missing
+        self._loaded: dict[str, tuple[Mlp, str]] = {}
 
-def _measure_cell(
-    bench: Bench, case: Case, eager: nn.Module, linears: list[nn.Linear], sides: Sequence[_Side]
-) -> Cell:
-    generator = torch.Generator().manual_seed(bench.seed + 1)
-    x = torch.randn(case.rows, case.mlp.sizes[0], generator=generator).to(DTYPES[case.dtype])
-    tensors = [t for linear in linears for t in (linear.weight, linear.bias) if t is not None]
-    with torch.inference_mode():
-        checks = _checks(x, tensors, case.mlp.forms, eager, [side.run for side in sides])
-        kernels = []
-        for side in sides:
-            side.run(x)
-            kernels.append(side.kernel())
-        before = count(lambda: eager(x))
-        counts = [count(lambda side=side: side.run(x)) for side in sides]  # type: ignore[misc]
-        right = [side for side, check in zip(sides, checks, strict=True) if check.ok]
-        timed = iter(_timed(bench, x, eager, right))
-    return Cell(
-        case=case,
-        eager_ops=len(before.ops),
-        eager_buffers=before.buffers,
-        weight_bytes=sum(t.nbytes for t in tensors),
-        results=tuple(
-            Result(
-                backend=side.name,
-                kernel=kernel,
-                check=check,
-                comparison=next(timed) if check.ok else None,
-                ops=None if kernel == COMPOSED else len(counts_.ops),
-                buffers=None if kernel == COMPOSED else counts_.buffers,
-                copied_bytes=side.copied_bytes(),
-            )
-            for side, kernel, check, counts_ in zip(sides, kernels, checks, counts, strict=True)
-        ),
-    )
-
-
-def _timed(bench: Bench, x: Tensor, eager: nn.Module, sides: Sequence[_Side]) -> list[Comparison]:
-    if not sides:
-        return []
-    calls = [lambda: eager(x), *(lambda run=side.run: run(x) for side in sides)]
-    found: Comparison | list[Comparison] = compare(
-        *calls,
-        names=["eager", *(side.name for side in sides)],
-        budget_s=bench.seconds,
-        cold=bench.cold,
-        seed=bench.seed,
-    )
-    return found if isinstance(found, list) else [found]
-
-
-def _checks(
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    forms: Sequence[LayerForm],
-    eager: nn.Module,
-    runs: Sequence[Callable[[Tensor], Tensor]],
-) -> list[Check]:
-    rows = torch.linspace(0, len(x) - 1, min(len(x), JUDGED_ROWS)).long()
-    expected = reference.chain(x[rows].double(), [t.double() for t in tensors], forms)
-    (scale,) = scales_of(x[rows], tensors, forms).outputs
-    old = eager(x)[rows]
-    eager_error = float((old.double() - expected).abs().max())
-    checks = []
-    for run in runs:
-        got = run(x)[rows]
-        found = judge(got, old, expected, scale)
-        error = float((got.double() - expected).abs().max())
-        checks.append(
-            Check(
-                ok=found.ok,
-                error_ratio=error / eager_error if eager_error else math.nan,
-                row_ratio=found.row_ratio,
-                rms_ratio=found.rms_ratio,
-                reason=found.reason,
-            )
+    def cell(self, case: Case, latency: bool) -> Cell:
+        outputs: dict[str, Tensor] = {}
+        results = {name: Result(name=name) for name in self._bench.names}
+        for name in self._bench.names:
+            reason = self._missing.get(name) or why_not(name, case)
+            try:
+                if not reason:
+                    outputs[name] = self._output(name, case)
+            except WorkerError as error:
+                reason = str(error)
+            if reason:
+                results[name] = replace(results[name], refused=reason)
+        if "eager" in outputs:
+            self._stage.park_all()
+            results = self._checked(case, outputs, results)
+            right = [name for name, result in results.items() if not result.refused]
+            for name in right:
+                results[name] = with_costs(self._stage, results[name])
+            results = timed(self._stage, self._bench, results, right, latency)
+        else:
+            why = f"eager did not run: {results['eager'].refused}"
+            results = {n: r if r.refused else replace(r, refused=why) for n, r in results.items()}
+        return Cell(
+            name=str(case),
+            case=case,
+            dtype=case.dtype,
+            flops=case.mlp.flops(case.rows),
+            moved_bytes=case.moved_bytes,
+            weight_bytes=case.mlp.weight_bytes(case.dtype),
+            results=tuple(results.values()),
         )
-    return checks
+
+    def _output(self, name: str, case: Case) -> Tensor:
+        """What a side gives for a case, which it is then ready to be timed on; [rows, N]."""
+        if self._loaded.get(name) != (case.mlp, case.dtype):
+            self._loaded.pop(name, None)
+            self._stage.ask(name, "load", case.mlp, case.dtype, self._bench.seed)
+            self._loaded[name] = (case.mlp, case.dtype)
+        (output,) = self._stage.ask(name, "prepare", *case.lead)
+        if output.size != case.rows * case.mlp.sizes[-1]:
+            raise WorkerError(f"wrong: an output of shape {list(output.shape)}")
+        found = torch.from_numpy(output).to(getattr(torch, case.dtype))
+        return found.view(case.rows, case.mlp.sizes[-1])
+
+    def _checked(
+        self, case: Case, outputs: dict[str, Tensor], results: dict[str, Result]
+    ) -> dict[str, Result]:
+        with torch.no_grad():
+            truth = Truth.of(
+                case.mlp, getattr(torch, case.dtype), case.rows, self._bench.seed, JUDGED_ROWS
+            )
+        eager = outputs["eager"]
+        eager_error = truth.largest_error(eager)
+        found = dict(results)
+        for name, output in outputs.items():
+            if name == "eager":
+                continue
+            judged = truth.judge(output, eager)
+            error = truth.largest_error(output)
+            check = Check(
+                ok=judged.ok,
+                error_ratio=error / eager_error if eager_error else math.nan,
+                row_ratio=judged.row_ratio,
+                rms_ratio=judged.rms_ratio,
+                reason=judged.reason,
+            )
+            refused = "" if check.ok else f"wrong: {check.reason}"
+            found[name] = replace(results[name], check=check, refused=refused)
+        return found
+
+
+# ---- what blocks and whole models share ----
+
+
+def with_costs(stage: AnyStage, result: Result) -> Result:
+    """With what it says of itself: the kernel that ran, copies, ops, host and processor time."""
+    try:
+        details = stage.ask(result.name, "details")
+        cost = Cost(**stage.ask(result.name, "cost"))
+    except WorkerError as error:
+        return replace(result, refused=str(error))
+    kernel = kernel_text(details)
+    if kernel == COMPOSED:  # nothing is counted inside
+        cost = replace(cost, ops=None, buffers=None)
+    copied = int(details.get("copied_bytes", 0))
+    return replace(result, cost=cost, kernel=kernel, copied_bytes=copied)
+
+
+def kernel_text(details: dict[str, Any]) -> str:
+    if "weights" in details:
+        return f"{details['weights']} {details['partition']}".strip()
+    return str(details.get("kernel") or details.get("form") or details.get("backend") or "")
+
+
+def timed(
+    stage: AnyStage, bench: Bench, results: dict[str, Result], names: Sequence[str], latency: bool
+) -> dict[str, Result]:
+    """With the times of `names`, eager first among them: compared, and as asked for besides."""
+    found = dict(results)
+    names = [name for name in names if not found[name].refused]
+    if "eager" not in names or len(names) < 2:
+        return found
+    try:
+        compared = _compared(stage, bench, names)
+        for name, comparison in compared.items():
+            found[name] = replace(found[name], us=comparison.candidate_us, comparison=comparison)
+        longest = max(compared.values(), key=lambda comparison: comparison.rounds)
+        found["eager"] = replace(found["eager"], us=longest.baseline_us)
+        if latency:
+            calls = single_calls(stage, names, seconds=bench.seconds, seed=bench.seed)
+            for name, us in calls.items():
+                found[name] = replace(found[name], latency=Latency(calls_us=tuple(us)))
+        if bench.callers:
+            for name, comparison in _together(stage, bench, names).items():
+                found[name] = replace(found[name], callers=comparison)
+    except TorchweldError as error:  # a side that gave up, or is gone
+        for name in names:
+            if not math.isfinite(found[name].us):
+                found[name] = replace(found[name], refused=str(error))
+    return found
+
+
+def _together(stage: AnyStage, bench: Bench, names: Sequence[str]) -> dict[str, Comparison]:
+    """Several callers at once, compared like single ones."""
+    try:
+        return paired(
+            [CallersSide(stage, name, bench.callers) for name in names],
+            names,
+            seconds=bench.seconds * (len(names) - 1),
+            threads=bench.threads,
+            seed=bench.seed,
+        )
+    finally:
+        for name in names:
+            stage.ask(name, "dismiss")
+
+
+def _compared(stage: AnyStage, bench: Bench, names: Sequence[str]) -> dict[str, Comparison]:
+    sides = [stage.side(name, bench.cold) for name in names]
+    found: dict[str, Comparison] = {}
+    for attempt in range(ATTEMPTS):
+        found = paired(
+            sides,
+            names,
+            seconds=bench.seconds * (len(names) - 1),
+            threads=bench.threads,
+            seed=bench.seed,
+            patience=attempt + 1,
+            most_s=MOST_CELL_S,
+        )
+        if all(comparison.rounds >= MIN_ROUNDS for comparison in found.values()):
+            break
+    return {name: replace(comparison, cold=bench.cold) for name, comparison in found.items()}

@@ -1,300 +1,194 @@
-"""`torchweld bench`: eager against fused blocks, verified and measured; a table and a sentence."""
+"""`torchweld bench`: blocks or a whole model, eager against fused and others, on this machine."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from torchweld.benching import (
-    BLOCKS,
-    DTYPES,
-    Bench,
-    Case,
-    Cell,
-    Mlp,
-    Result,
-    Summary,
-    demo_cases,
-    measure,
-    parse_sizes,
-    plan,
-    summarise,
-)
+from torchweld.benching import Bench, plan, plan_model, summarise
+from torchweld.benching.cases import SHORT_DTYPES
+from torchweld.benching.choosing import MODEL_PEERS, PEERS, machine_peaks
+from torchweld.benching.grid import BLOCKS, USUAL_NAMES, cases_of, listed
+from torchweld.benching.presets import PRESETS, preset_cases
+from torchweld.benching.rows import csv_text
+from torchweld.benching.sources import TargetSource
+from torchweld.cli.bench_running import Keeper, run_cases, run_model
+from torchweld.cli.history import history_option
+from torchweld.cli.keeping import keeping
+from torchweld.cli.screen import put, screen
+from torchweld.cli.writing import check_targets
 from torchweld.errors import TorchweldError
-from torchweld.names import known
+from torchweld.files import write_whole
+from torchweld.planning.plan import Plan
+from torchweld.report.bench import bench_head, bench_sections, note_lines
 
-WIDTH = 100
-DISPENSABLE = ("kernel", "bufs", "ops", "interval", "error")
-COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}
-
-
-# ---- what to measure ----
+FILE = click.Path(path_type=Path, dir_okay=True)
 
 
-def choose_cases(
-    blocks: Sequence[str],
-    sizes: str | None,
-    activation: str | None,
-    gated: bool,
-    rows: Sequence[int],
-    dtypes: Sequence[str],
-) -> list[Case]:
-    """The demo's cases if nothing was asked for; else every combination of what was."""
-    if sizes is None and (gated or activation):
+def check_options(options: dict[str, Any]) -> None:
+    """Raises for what does not go together, before anything is loaded or measured."""
+    whole = options["target"] is not None
+    blocks_only = ("block", "sizes", "rows", "dtype", "backend", "preset")
+    model_only = ("inputs", "plan_file")
+    named = {"inputs": "--input", "plan_file": "--plan"}
+    odd = [name for name in (blocks_only if whole else model_only) if options[name]]
+    if odd:
+        option = named.get(odd[0], f"--{odd[0]}")
+        why = "measures blocks; leave it out, or the TARGET" if whole else "goes with a TARGET"
+        raise TorchweldError(f"{option} {why}")
+    if options["preset"] and (options["block"] or options["sizes"]):
         raise TorchweldError(
-            "--activation and --gated describe an MLP of your own; give its --sizes too, such as "
-            "--sizes 768,3072,768"
+            "--preset has blocks of its own; leave --block and --sizes out (--rows and --dtype go "
+            "with it)"
         )
-    if not (blocks or sizes or rows or dtypes):
-        return demo_cases()
-    mlps = [BLOCKS[known(name, BLOCKS, "block")] for name in blocks]
-    if sizes is not None:
-        own = Mlp(
-            sizes=parse_sizes(sizes), activation=activation or "gelu", gated=gated, bias=not gated
-        )
-        mlps.append(own)
-    mlps = mlps or list(dict.fromkeys(case.mlp for case in demo_cases()))
-    return [
-        Case(mlp=mlp, rows=count, dtype=known(dtype, DTYPES, "dtype"))
-        for mlp in mlps
-        for dtype in dtypes or ("fp32",)
-        for count in rows or (1, 8, 64)
+    if options["json_wanted"] and options["csv_wanted"]:
+        raise TorchweldError("--json and --csv print two things; give one, and --out for the other")
+    out = options["out"]
+    if out is not None and out.suffix not in (".json", ".csv"):
+        raise TorchweldError(f"--out {out}: the name has to end in .json or .csv")
+    check_targets({"--out": out}, options["force"])
+
+
+def words(options: dict[str, Any]) -> str:
+    """What was asked for, as the history names it."""
+    if options["target"] is not None:
+        inputs = [f"--input {text}" for text in options["inputs"]]
+        return " ".join([options["target"], *inputs])
+    given = {name: options[name] for name in ("preset", "block", "sizes", "rows", "dtype")}
+    parts = [
+        f"--{name} {value if isinstance(value, str) else ','.join(value)}"
+        for name, value in given.items()
+        if value
     ]
+    return " ".join(parts) or "the demo's blocks"
 
 
-# ---- how it looks ----
+def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
+    """Plans, prints what is known before, and runs."""
+    console = screen()
+    common: dict[str, Any] = {
+        "against": listed("--against", options["against"]),
+        "seconds": options["seconds"],
+        "cold": options["cold"],
+        "seed": options["seed"],
+        "callers": options["callers"] or 0,
+    }
+    live = console if shown and console.is_terminal else None
 
+    def begun(planned: Bench) -> Bench:
+        peaks, notes = machine_peaks()
+        planned = replace(planned, peaks=peaks, notes=(*planned.notes, *notes))
+        if shown:
+            put(bench_head(planned), console)
+        keeper.begin(words(options), planned)
+        return planned
 
-def figure(value: float) -> str:
-    """Three digits that count: 0.98, 3.20, 12.3, 2749."""
-    if not math.isfinite(value):
-        return "–"
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def megabytes(count: int) -> str:
-    return f"{figure(count / 1e6)} MB"
-
-
-def ratio(result: Result) -> Text:
-    """The speedup in the verdict's colour; no figure where none was measured."""
-    if result.comparison is None:
-        return Text("wrong", style="red")
-    verdict = result.comparison.verdict
-    if verdict == "not measured":
-        return Text("–", style=COLOURS[verdict])
-    sign = "≈" if verdict == "same" else ""
-    return Text(sign + figure(result.comparison.speedup), style=COLOURS[verdict])
-
-
-def block_texts(cells: Sequence[Cell]) -> list[str]:
-    """The first column: a block is named once, its sizes beside the first cell, its kind below."""
-    texts = []
-    for i, cell in enumerate(cells):
-        mlp = cell.case.mlp
-        before = [other.case.mlp for other in cells[:i]]
-        alone = i + 1 == len(cells) or cells[i + 1].case.mlp != mlp
-        if not before or before[-1] != mlp:
-            texts.append(f"{mlp.shape_text}\n{mlp.kind_text}" if alone else mlp.shape_text)
-        else:
-            texts.append(mlp.kind_text if len(before) < 2 or before[-2] != mlp else "")
-    return texts
-
-
-def columns_of(bench: Bench) -> dict[str, list[str | Text]]:
-    """The table by columns, a row a cell."""
-    first, *others = bench.backends
-    names = ("block", "rows", "dtype", "eager µs", *others, first)
-    names += ("interval", "verdict", "error", "kernel", "ops", "bufs")
-    columns: dict[str, list[str | Text]] = {name: [] for name in names}
-    for text, cell in zip(block_texts(bench.cells), bench.cells, strict=True):
-        main = cell.results[0]
-        timed = main.comparison
-        verdict = timed.verdict if timed is not None else "not timed"
-        interval = ""
-        if timed is not None and verdict != "not measured":
-            interval = "–".join(figure(end) for end in timed.interval)
-        eager_us = [r.comparison.baseline_us for r in cell.results if r.comparison is not None]
-        row: dict[str, str | Text] = {
-            "block": text,
-            "rows": str(cell.case.rows),
-            "dtype": cell.case.dtype,
-            "eager µs": figure(eager_us[0]) if eager_us else "–",
-            **{result.backend: ratio(result) for result in cell.results},
-            "interval": interval,
-            "verdict": Text(verdict, style=COLOURS.get(verdict, "red")),
-            "error": figure(main.check.error_ratio),
-            "kernel": main.kernel,
-            "ops": "–" if main.ops is None else f"{cell.eager_ops}→{main.ops}",
-            "bufs": "–" if main.buffers is None else f"{cell.eager_buffers}→{main.buffers}",
-        }
-        for name, value in row.items():
-            columns[name].append(value)
-    return columns
-
-
-def table_of(bench: Bench, width: int) -> Table:
-    """What does not fit is left out, the least important first, rather than cut short."""
-    columns = columns_of(bench)
-    for name in (None, *DISPENSABLE):
-        if name is not None:
-            del columns[name]
-        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-        for header in columns:
-            left = header in ("block", "dtype", "interval", "verdict", "kernel")
-            justify: Literal["left", "right"] = "left" if left else "right"
-            table.add_column(header.replace(":", ":\n"), justify=justify, no_wrap=True)
-        for row in zip(*columns.values(), strict=True):
-            table.add_row(*row)
-        if Console(width=10 * WIDTH).measure(table).maximum <= width:
-            break
-    return table
-
-
-def heading(bench: Bench) -> str:
-    kernels = f"kernels for {bench.isa}" if bench.isa else "no compiled kernels"
-    cache = "cold" if bench.cold else "hot"
-    threads = f"{bench.threads} thread{'s' if bench.threads > 1 else ''}"
-    return f"torch {bench.torch}, {kernels}, {threads}, weights {cache}; {bench.cpu}"
-
-
-def legend(table: Table, backends: Sequence[str]) -> str:
-    names = ", ".join(backends)
-    text = (
-        f"{names}: speed relative to eager's in the same rounds; ≈ no difference, – not measured."
-    )
-    shown = {str(column.header) for column in table.columns}
-    if "error" in shown:
-        text += " error: the largest, relative to eager's, both against fp64."
-    if "ops" in shown:
-        text += " ops, bufs: what a call dispatches and allocates, eager → fused; – left to torch."
-    missing = [name for name in DISPENSABLE if name not in shown]
-    return text + (f" On a wider terminal: {', '.join(missing)}." if missing else "")
-
-
-def closing(summary: Summary) -> Iterator[RenderableType]:
-    """The result in one sentence, and what went wrong in one line each."""
-    for failure in summary.failed:
-        yield Text(f"breaks the numerical rule, so not timed: {failure}", style="red")
-    if summary.unmeasured:
-        yield Text(f"not measured: {summary.unmeasured[0]}", style="yellow")
-    if not summary.measured:
-        yield Text(f"{summary.backend}: nothing was measured.", style="bold")
-        return
-    parts = [f"{figure(mean)}x in {dtype}" for dtype, mean in summary.means.items()]
-    cells = f"{summary.measured} cell{'s' if summary.measured > 1 else ''}"
-    by_dtype = f": {', '.join(parts)}" if len(parts) > 1 else ""
-    assert summary.worst is not None
-    worst, least = summary.worst
-    sentence = (
-        f"{summary.backend} is {figure(summary.mean)}x as fast as eager (geometric mean of "
-        f"{cells}{by_dtype}); least, {figure(least)}x, at {worst}; output error at most "
-        f"{figure(summary.largest_error_ratio)}x of eager's, "
-        f"{figure(summary.largest_share_of_limit)} of what the numerical rule allows; "
-    )
-    if summary.copied_bytes:
-        sentence += (
-            f"+{megabytes(summary.copied_bytes)} of packed weights beside "
-            f"{megabytes(summary.weight_bytes)}"
-        )
+    if options["target"] is not None:
+        if options["plan_file"] is not None:
+            Plan.load(options["plan_file"])
+        planned = begun(plan_model(options["target"], **common))
+        with TemporaryDirectory(prefix="torchweld-bench-") as folder:
+            source = TargetSource(
+                target=options["target"],
+                inputs=options["inputs"],
+                seed=options["seed"],
+                plan=None if options["plan_file"] is None else str(options["plan_file"]),
+                kept_folder=Path(folder),
+            )
+            done = run_model(planned, source, options["latency"], live, keeper)
+        if shown:
+            put(note_lines(done.notes[len(planned.notes) :]), console)
+        return done
+    rows, dtypes = listed("--rows", options["rows"]), listed("--dtype", options["dtype"])
+    if options["preset"]:
+        cases = preset_cases(options["preset"], rows, dtypes)
     else:
-        sentence += "no copy of the weights"
-    if summary.unmeasured:
-        sentence += f"; {len(summary.unmeasured)} of {summary.cells} cells not measured"
-    yield Text(sentence + ".", style="bold")
+        blocks, sizes = listed("--block", options["block"]), listed("--sizes", options["sizes"])
+        cases = cases_of(blocks, sizes, rows, dtypes)
+    planned = plan(cases, listed("--backend", options["backend"]), **common)
+    planned = begun(replace(planned, preset=options["preset"] or ""))
+    return run_cases(planned, cases, options["latency"], live, keeper)
 
 
-# ---- the verb ----
-
-
-def run_cases(bench: Bench, cases: Sequence[Case], console: Console | None) -> Bench:
-    """Measures; shows the growing table on a terminal. Ctrl-C ends it with what there is."""
-    # Redrawn between cells only: a thread that redraws would be timed along.
-    live = Live(console=console, auto_refresh=False, transient=True) if console else None
-    if live is not None:
-        live.start()
-    try:
-        cells = measure(bench, cases)
-        for i, case in enumerate(cases):
-            if console is not None and live is not None:
-                progress = Text(f"{i + 1} of {len(cases)}: {case} …", style="dim")
-                live.update(Group(table_of(bench, console.width), progress), refresh=True)
-            bench = replace(bench, cells=(*bench.cells, next(cells)))
-    except KeyboardInterrupt:
-        bench = replace(bench, interrupted=True)
-    finally:
-        if live is not None:
-            live.stop()
-    return bench
+def output(done: Bench, options: dict[str, Any]) -> None:
+    """What is printed and written."""
+    out = options["out"]
+    if out is not None and done.cells:
+        write_whole(out, csv_text(done) if out.suffix == ".csv" else done.to_json() + "\n")
+    if options["json_wanted"]:
+        click.echo(done.to_json())
+    elif options["csv_wanted"]:
+        click.echo(csv_text(done), nl=False)
+    else:
+        console = screen()
+        put(bench_sections(done, summarise(done), console.width), console)
 
 
 @click.command(
-    epilog="Examples:  torchweld bench;  torchweld bench --sizes 512,2048,512 --activation relu "
-    "--rows 4 --dtype bf16 --backend cpu --backend torch:mkldnn"
+    epilog="Examples:  torchweld bench;  torchweld bench --block gelu,swiglu --rows 1,8,64,512 "
+    "--sizes 768x3072,1024x4096 --dtype float32,bfloat16 --against compile,onnxruntime;  "
+    "torchweld bench --preset models;  torchweld bench hf:gpt2 --input input_ids=1x1:int64 "
+    "--latency"
 )
-@click.option("--block", "blocks", multiple=True, help=f"Built-in MLP: {', '.join(BLOCKS)}.")
-@click.option("--sizes", help="An MLP of your own: in, hidden …, out, as in 768,3072,768.")
-@click.option("--activation", help="Of the MLP given by --sizes (gelu).")
-@click.option("--gated", is_flag=True, help="The MLP given by --sizes is gated, without biases.")
-@click.option("--rows", multiple=True, type=click.IntRange(min=1), help="Rows of x (1, 8, 64).")
-@click.option("--dtype", "dtypes", multiple=True, help=f"{', '.join(DTYPES)} (fp32).")
+@click.argument("target", required=False)
+@click.option(
+    "--block",
+    multiple=True,
+    help=f"An activation (gelu), one that is gated (silu-gated, {', '.join(USUAL_NAMES)}), linear, "
+    f"or a built-in: {', '.join(BLOCKS)}.",
+)
+@click.option("--sizes", multiple=True, help="In x hidden, 768x3072; or all of them, 768x3072x768.")
+@click.option("--rows", multiple=True, help="Rows of x (1,8,64), or batch x sequence, 8x128.")
+@click.option("--dtype", multiple=True, help=f"{', '.join(SHORT_DTYPES)} (float32).")
+@click.option("--preset", metavar="NAME", help=f"A series of blocks: {', '.join(PRESETS)}.")
+@click.option(
+    "--against",
+    multiple=True,
+    help=f"Peers: {', '.join(PEERS)}; of a TARGET {', '.join(MODEL_PEERS)}.",
+)
 @click.option(
     "--backend",
-    "backends",
     multiple=True,
-    help="cpu, cpu:natural, torch, torch:mkldnn, reference; the first is judged. "
-    "(the best there is, torch beside it)",
+    help="Ours: cpu, cpu:natural, torch, torch:mkldnn, reference; the first is judged. (the best "
+    "there is)",
 )
-@click.option("--seconds", default=1.5, show_default=True, help="For each backend in each cell.")
+@click.option("--input", "inputs", multiple=True, help="Of a TARGET: 8x768, ids=1x128:int64.")
+@click.option("--plan", "plan_file", type=FILE, help="Of a TARGET: apply this plan, make none.")
+@click.option("--seconds", default=1.5, show_default=True, help="For each other side in each cell.")
 @click.option("--cold", is_flag=True, help="Empty the caches before every call.")
+@click.option("--latency", is_flag=True, help="Also p50, p95, p99 of single calls.")
+@click.option(
+    "--callers", type=click.IntRange(min=1), metavar="K", help="Also calls a second by K threads."
+)
 @click.option("--seed", default=0, show_default=True, help="Of weights, inputs and timing order.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def bench(
-    blocks: tuple[str, ...],
-    sizes: str | None,
-    activation: str | None,
-    gated: bool,
-    rows: tuple[int, ...],
-    dtypes: tuple[str, ...],
-    backends: tuple[str, ...],
-    seconds: float,
-    cold: bool,
-    seed: int,
-    as_json: bool,
-) -> int:
-    """Measure fused MLPs against eager ones on this machine, after checking their numbers.
+@click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
+@history_option
+@click.option("--out", type=FILE, help="Write everything to FILE.json, or figures to FILE.csv.")
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--csv", "csv_wanted", is_flag=True, help="Print CSV instead of tables.")
+def bench(**options: Any) -> int:
+    """Measure fused blocks, or a whole model, against eager and others, numbers checked first.
 
-    Options that take a list are given once for each value. Exit code 1 if an output breaks the
-    numerical rule, 2 if nothing could be measured.
+    Options that take a list are given with commas, or once for each value. TARGET is
+    package.module:factory, path/to/file.py:factory, a built-in model or hf:<model type>; eager is
+    then compared with what tw.plan and tw.apply make of it. Ctrl-C ends it with what there is.
+    Exit code 1 if an output breaks the numerical rule, 2 if nothing could be measured.
     """
-    cases = choose_cases(blocks, sizes, activation, gated, rows, dtypes)
-    planned = plan(cases, backends, seconds=seconds, cold=cold, seed=seed)
-    console = Console(file=sys.stdout, highlight=False, markup=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    shown = not as_json
-    if shown:
-        console.print(heading(planned))
-        for note in planned.notes:
-            console.print(Text(f"not used: {note}", style="yellow"))
-    done = run_cases(planned, cases, console if shown and console.is_terminal else None)
-    summary = summarise(done)
-    if shown:
-        table = table_of(done, console.width)
-        console.print(table)
-        console.print(Text(legend(table, done.backends), style="dim"))
-        for part in closing(summary):
-            console.print(part)
-    else:
-        click.echo(done.to_json())
+    check_options(options)
+    with ExitStack() as stack:
+        history = stack.enter_context(keeping(options["save"], options["file"]))
+        keeper = Keeper(history, options["save"])
+        shown = not (options["json_wanted"] or options["csv_wanted"])
+        done = measured(options, shown, keeper)
+        summary = summarise(done)
+        keeper.end(done, summary)
+    output(done, options)
     if done.interrupted:
         raise click.Abort
     if summary.failed:

@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 
 from torchweld import report
+from torchweld.cli.history import history_option
+from torchweld.cli.keeping import keep_plan, keeping
 from torchweld.cli.screen import progress_shown, put, screen
 from torchweld.cli.writing import check_targets
 from torchweld.diagnosis import diagnose
+from torchweld.history import target_words
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import plan as make_plan
 from torchweld.profiler.account import account
@@ -34,6 +37,8 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
 @click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
+@click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
+@history_option
 @click.option("--json", "json_wanted", is_flag=True, help="Print the plan as JSON.")
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
 def fuse(
@@ -45,6 +50,8 @@ def fuse(
     afresh: bool,
     no_profile: bool,
     out: Path | None,
+    save: str | None,
+    file: Path | None,
     json_wanted: bool,
     force: bool,
 ) -> int:
@@ -55,27 +62,32 @@ def fuse(
     noise with numbers as good as eager's; the plan says why for every block.
     """
     check_targets({"--out": out}, force)
-    chosen = resolve(target, inputs, training=training)
-    given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
-    console = screen()
-    found: Profile | None = None
-    if not (no_profile or json_wanted):
+    with keeping(save, file) as history:
+        chosen = resolve(target, inputs, training=training)
+        given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
+        console = screen()
+        found: Profile | None = None
+        if not (no_profile or json_wanted):
+            with progress_shown() as progress:
+                found = profile(chosen.model, given, training=training, progress=progress)
+            accounted = account(found)
+            view = report.View(width=console.width)
+            put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
         with progress_shown() as progress:
-            found = profile(chosen.model, given, training=training, progress=progress)
-        accounted = account(found)
-        view = report.View(width=console.width)
-        put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
-    with progress_shown() as progress:
-        made = make_plan(
-            chosen.model,
-            given,
-            training=training,
-            quick=quick,
-            with_compile=with_compile,
-            profile=found,
-            remember=not afresh,
-            progress=progress,
-        )
+            made = make_plan(
+                chosen.model,
+                given,
+                training=training,
+                quick=quick,
+                with_compile=with_compile,
+                profile=found,
+                remember=not afresh,
+                progress=progress,
+            )
+        if history is not None and save is not None:
+            settings = {"training": training, "quick": quick, "with_compile": with_compile}
+            what = target_words(chosen.name, inputs, training)
+            keep_plan(history, save, what, settings, made)
     if out is not None:
         made.save(out)
     if json_wanted:

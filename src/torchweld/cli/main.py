@@ -15,11 +15,13 @@ import click
 from torchweld.cli.bench import bench
 from torchweld.cli.diff import diff
 from torchweld.cli.fuse import fuse
+from torchweld.cli.gate import gate_verb
+from torchweld.cli.history import history
 from torchweld.cli.info import info
 from torchweld.cli.profile import profile
 from torchweld.errors import TorchweldError
 
-COMMANDS: tuple[click.Command, ...] = (info, profile, diff, fuse, bench)
+COMMANDS: tuple[click.Command, ...] = (info, profile, diff, fuse, bench, gate_verb, history)
 
 
 @click.group(

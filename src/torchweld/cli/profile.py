@@ -13,6 +13,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from torchweld import report
+from torchweld.cli.history import history_option
+from torchweld.cli.keeping import keep_profile, keeping
 from torchweld.cli.screen import progress_shown, put, screen
 from torchweld.cli.writing import check_targets
 from torchweld.diagnosis import diagnose
@@ -20,6 +22,8 @@ from torchweld.errors import TorchweldError
 from torchweld.expecting import check_profile, parse_expectations
 from torchweld.files import GZIP, write_whole
 from torchweld.guesses import Verdict
+from torchweld.history import target_words
+from torchweld.models import DEMO
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile as take
 from torchweld.profiler.profile import Profile
@@ -51,6 +55,14 @@ def load_recorded(path: Path) -> Profile:
             "--save, or a model"
         ) from error
     return Profile.load(path) if b'"torchweld_profile"' in start else read_trace(path)
+
+
+def file_or_name(save: str | None) -> tuple[Path | None, str | None]:
+    """What --save gives: a file, by its ending or a slash in it, or a name in the history."""
+    if save is None:
+        return None, None
+    is_file = save.endswith(RECORDED) or Path(save).name != save
+    return (Path(save), None) if is_file else (None, save)
 
 
 def take_live(target: str | None, inputs: Sequence[str], training: bool, steps: int) -> Profile:
@@ -127,7 +139,12 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--depth", type=click.IntRange(min=0), help="Levels of the module tree.")
 @click.option("--module", help="Show one module: layers.3.mlp, or alike ones: layers.*.mlp.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
-@click.option("--save", type=FILE, help="Keep the profile, for torchweld diff and for later.")
+@click.option(
+    "--save",
+    metavar="WHERE",
+    help="Keep it: a file (.json, .json.gz) for torchweld diff, or a name in the history.",
+)
+@history_option
 @click.option("--trace", type=FILE, help="Write a chrome trace; ui.perfetto.dev opens it.")
 @click.option("--folded", type=FILE, help="Write folded stacks, nanoseconds, for flame graphs.")
 @click.option("--speedscope", type=FILE, help="Write a flame graph for speedscope.app.")
@@ -142,7 +159,8 @@ def profile(
     depth: int | None,
     module: str | None,
     json_wanted: bool,
-    save: Path | None,
+    save: str | None,
+    file: Path | None,
     trace: Path | None,
     folded: Path | None,
     speedscope: Path | None,
@@ -156,18 +174,25 @@ def profile(
     a built-in model is profiled. Exit code 1 if what --expect says does not hold, 2 if nothing
     could be measured.
     """
-    files = {"--save": save, "--trace": trace, "--folded": folded, "--speedscope": speedscope}
+    saved, name = file_or_name(save)
+    files = {"--save": saved, "--trace": trace, "--folded": folded, "--speedscope": speedscope}
     check_targets(files, force)
     guesses = parse_expectations(expect) if expect is not None else None
     if target is not None and is_recorded(target):
-        if inputs or training or steps is not None:
+        if inputs or training or steps is not None or name is not None:
             raise TorchweldError(
-                f"{target} is a recording; --input, --training and --steps go with a model"
+                f"{target} is a recording; --input, --training, --steps and --save NAME go with a "
+                "model"
             )
         found = load_recorded(Path(target))
     else:
-        found = take_live(target, inputs, training, 3 if steps is None else steps)
-    write_files(found, save, trace, folded, speedscope)
+        steps = 3 if steps is None else steps
+        with keeping(name, file) as history:
+            found = take_live(target, inputs, training, steps)
+            if history is not None and name is not None:
+                what = target_words(target or DEMO, inputs, training)
+                keep_profile(history, name, what, {"steps": steps}, found, account(found))
+    write_files(found, saved, trace, folded, speedscope)
     verdict = check_profile(found, guesses) if guesses is not None else None
     if json_wanted:
         click.echo(as_json(found, verdict))

@@ -3,7 +3,10 @@
 A pool of threads spins for milliseconds after each call, waiting for the next, and would take the
 cores from whoever is measured then. A process that was sent SIGSTOP uses no processor at all, and
 goes on with its pool as it was. `WorkerSide` is what `torchweld.compare` drives.
+`stages.LocalStage` is the same without processes.
 """
+
+from __future__ import annotations
 
 import math
 import os
@@ -18,11 +21,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-WORKER = Path(__file__).with_name("peer_workers.py")
-LOG_LINES = 5
+from torchweld.errors import TorchweldError
+from torchweld.measuring import Side
 
-# For --isa avx2: what torch, oneDNN and MKL heed. OpenVINO's oneDNN heeds it too, but neither its
-# MLAS products nor those of ONNX Runtime can be told.
+MAIN = "from torchweld.benching.worker import main; main()"
+LOG_LINES = 5
+BLOCK_RUNTIMES = "torchweld.benching.runtimes"
+MODEL_RUNTIMES = "torchweld.benching.model_runtimes"
+
+# Of every worker. The compilers of torch.compile would be processes of their own, which nobody
+# parks; and what lies in the current folder is not to be imported in place of a library.
+WORKER_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONSAFEPATH": "1"}
+
+# What torch, oneDNN and MKL heed on a CPU that has more. OpenVINO's oneDNN heeds it too, but
+# neither its MLAS products nor those of ONNX Runtime can be told.
 AVX2_ENVIRONMENT = {
     "TORCHWELD_ISA": "avx2",
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -31,26 +43,33 @@ AVX2_ENVIRONMENT = {
 }
 
 
-class WorkerError(RuntimeError):
+class WorkerError(TorchweldError):
     """A worker could not do what it was asked, or is gone; the message says why."""
 
 
 class Worker:
-    """One runtime's process. It runs until `park`; `wake` makes it go on."""
+    """One runtime's process. It runs until `park`; `wake` makes it go on.
+
+    `runtimes` is the module whose RUNTIMES has `name`; `folder` is where the process works.
+    """
 
     def __init__(
-        self, name: str, threads: int, environment: Mapping[str, str], runtimes: str
+        self,
+        name: str,
+        threads: int,
+        environment: Mapping[str, str],
+        runtimes: str,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         self._pipe, theirs = Pipe()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, until `end`
         handle = theirs.fileno()
-        # The compilers of torch.compile would be processes of their own, which nobody parks.
-        own = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), name, str(handle), str(threads), runtimes],
+            [sys.executable, "-c", MAIN, name, str(handle), str(threads), runtimes],
             pass_fds=[handle],
-            env={**os.environ, **own, **environment},
+            env={**os.environ, **WORKER_ENVIRONMENT, **environment},
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -119,7 +138,7 @@ class Stage:
         self,
         threads: int,
         environment: Mapping[str, str] | None = None,
-        runtimes: str = "peer_runtimes",
+        runtimes: str = BLOCK_RUNTIMES,
     ) -> None:
         self.threads = threads
         self._runtimes = runtimes
@@ -127,7 +146,7 @@ class Stage:
         self._environment = dict(environment or {})
         self._running: Worker | None = None
 
-    def __enter__(self) -> "Stage":
+    def __enter__(self) -> Stage:
         return self
 
     def __exit__(
@@ -139,12 +158,24 @@ class Stage:
         for worker in self.workers.values():
             worker.end()
 
-    def start(self, names: Iterable[str]) -> dict[str, str]:
-        """Starts these and parks them; who cannot start, and why."""
+    @property
+    def names(self) -> list[str]:
+        """Who has started, and can be asked."""
+        return list(self.workers)
+
+    def start(
+        self,
+        names: Iterable[str],
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> dict[str, str]:
+        """Starts these and parks them; who cannot start, and why.
+
+        `environment` comes on top of the stage's, and `folder` is where these work.
+        """
         self.park_all()
-        new = {
-            name: Worker(name, self.threads, self._environment, self._runtimes) for name in names
-        }
+        merged = {**self._environment, **(environment or {})}
+        new = {name: Worker(name, self.threads, merged, self._runtimes, folder) for name in names}
         self.workers.update(new)
         for worker in new.values():
             worker.send("")
@@ -169,6 +200,10 @@ class Stage:
             worker.wake()
             self._running = worker
         return worker.ask(command, *arguments)
+
+    def side(self, name: str, cold: bool = False) -> Side:
+        """What is prepared there, for `compare` to drive."""
+        return WorkerSide(self, name, cold)
 
     def cpu_after_visit_s(self, name: str, seconds: float, parked: bool) -> float:
         """Processor time a worker uses in the `seconds` after it was driven."""

@@ -1,0 +1,105 @@
+"""A bench as flat rows, one for each implementation in each cell: for CSV and for the history."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torchweld.benching.results import PERCENTILES, Bench, Cell, Result
+
+
+def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
+    """Every figure by name; None where there is none."""
+    compared, together, cost = result.comparison, result.callers, result.cost
+    peak = bench.of_peak(cell, result.name)
+    low, high = compared.interval if compared is not None else (math.nan, math.nan)
+    low = low if math.isfinite(high) else math.nan
+    row: dict[str, Any] = {
+        "call_us": result.us,
+        "speedup": compared and compared.speedup,
+        "low": low,
+        "high": high,
+        "verdict": compared and compared.verdict,
+        "rounds": compared and compared.rounds,
+        "noise": compared and compared.noise,
+        "gflops": cell.gflops(result.name),
+        "gbps": cell.gbps(result.name),
+        "of_peak": peak and peak[0],
+        "bound": peak and peak[1],
+        "ops": cost.ops,
+        "buffers": cost.buffers,
+        "host_us": cost.host_us,
+        "cpu_us": cost.cpu_us,
+        "cuda_us": cost.cuda_us,
+        "error_ratio": result.check and result.check.error_ratio,
+        "copied_bytes": result.copied_bytes,
+        "kernel": result.kernel,
+    }
+    if result.latency is not None:
+        row |= {f"p{p}_us": result.latency.percentile(p) for p in PERCENTILES}
+        row["calls"] = len(result.latency.calls_us)
+    if bench.callers:
+        row["callers"] = bench.callers
+        row["calls_per_s"] = calls_per_s(cell, result)
+        row["callers_ratio"] = together and together.speedup
+        row["callers_verdict"] = together and together.verdict
+    row["refused"] = result.refused
+    return {key: _finite(value) for key, value in row.items()}
+
+
+def calls_per_s(cell: Cell, result: Result) -> float:
+    """What several callers together finish; eager's is in the comparison of anybody."""
+    if result.callers is not None:
+        return 1e6 / result.callers.candidate_us
+    others = [other.callers for other in cell.results if other.callers is not None]
+    if result.name != "eager" or not others:
+        return math.nan
+    return 1e6 / max(others, key=lambda comparison: comparison.rounds).baseline_us
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def kept(bench: Bench, cell: Cell) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]]:
+    """Data and samples of a cell, as the history takes them."""
+    data = {result.name: row_of(bench, cell, result) for result in cell.results}
+    samples: dict[str, tuple[float, ...]] = {}
+    for result in cell.results:
+        if result.comparison is not None:
+            samples[f"{result.name} log_ratios"] = result.comparison.log_ratios
+            samples[f"{result.name} control_log_ratios"] = result.comparison.control_log_ratios
+        if result.latency is not None:
+            samples[f"{result.name} single call_us"] = result.latency.calls_us
+        if result.callers is not None:
+            samples[f"{result.name} callers log_ratios"] = result.callers.log_ratios
+    return data, samples
+
+
+def csv_text(bench: Bench) -> str:
+    """A header and a line for each implementation in each cell; empty where there is no figure."""
+    rows = list(_csv_rows(bench))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _csv_rows(bench: Bench) -> Iterator[dict[str, Any]]:
+    for cell in bench.cells:
+        shape: dict[str, Any] = {"cell": cell.name}
+        if cell.case is not None:
+            shape |= {
+                "label": cell.case.label,
+                "sizes": "x".join(map(str, cell.case.mlp.sizes)),
+                "kind": cell.case.mlp.kind_text,
+                "rows": cell.case.rows,
+            }
+        shape["dtype"] = cell.dtype
+        for result in cell.results:
+            yield {**shape, "implementation": result.name, **row_of(bench, cell, result)}

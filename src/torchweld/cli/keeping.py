@@ -1,0 +1,71 @@
+"""`--save NAME`: keeps what a verb measured in the history, which is opened before the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchweld.history import History
+from torchweld.history.store import check_name
+from torchweld.planning.plan import Plan, Whole
+from torchweld.profiler.profile import Profile
+from torchweld.profiler.splits import Account, Split
+from torchweld.records import to_plain
+
+
+@contextmanager
+def keeping(name: str | None, file: Path | None) -> Iterator[History | None]:
+    """The history to keep a run in, if it has a name; a file that is of no use fails here."""
+    if name is None:
+        yield None
+        return
+    check_name(name)
+    with History.open(file, create=True) as history:
+        yield history
+
+
+def keep_plan(history: History, name: str, what: str, settings: dict[str, Any], plan: Plan) -> None:
+    """The plan as data, and a cell for every workload before and after."""
+    run = history.begin(name, "fuse", what, settings)
+    for whole in plan.whole:
+        run.add(whole.workload, _figures_of(whole))
+    run.add("plan", {"plan": to_plain(plan)})
+    run.finish({"welded": len(plan.decisions), "found": len(plan.planned)})
+
+
+def _figures_of(whole: Whole) -> dict[str, Any]:
+    """As it is, but what is gained is no time that one would want to be small."""
+    data = asdict(whole)
+    data["saved"] = data.pop("saved_us")
+    return data
+
+
+def keep_profile(
+    history: History, name: str, what: str, settings: dict[str, Any], found: Profile, made: Account
+) -> None:
+    """A cell for the step and one for every module: time, launches, bytes, and its account."""
+    run = history.begin(name, "profile", what, settings)
+    run.add("step", {"step_us": found.step_us, "account": _parts(made.step)})
+    for module, own in zip(found.modules, made.modules, strict=True):
+        data = {
+            "kind": module.kind,
+            "calls": module.calls,
+            "total_us": module.total_us,
+            "self_us": module.self_us,
+            "launches": own.launches,
+            "flops": own.flops,
+            "moved_bytes": own.moved_bytes,
+            "round_trip_bytes": own.round_trip_bytes,
+            "bound": own.bound,
+            "account": _parts(own.split),
+        }
+        run.add(module.path or "the model", data)
+    run.finish({"explained": made.explained})
+
+
+def _parts(split: Split) -> dict[str, float]:
+    """µs by part: `arithmetic`, `traffic`, …"""
+    return {part.removesuffix("_us"): value for part, value in asdict(split).items()}

@@ -1,0 +1,99 @@
+"""The baseline of a gate in the history: a plan, counters and times, under a name.
+
+Kept as a run of kind "gate": a cell for the plan, one for the counters and one for every comparison
+of wall time, with its raw samples. `what` is the target with its inputs, so one name can hold the
+baselines of several models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchweld.errors import TorchweldError
+from torchweld.gating.counters import Counters
+from torchweld.gating.timing import KeptTime
+from torchweld.history import Fingerprint, History, Run, of_comparison
+from torchweld.history.samples import to_comparison
+from torchweld.measuring import Comparison
+from torchweld.names import known
+from torchweld.planning.plan import Plan
+from torchweld.records import RecordError, from_plain, to_plain
+
+PLAN, COUNTERS, TIME = "plan", "counters", "time of "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What was accepted; `times` is empty where it was accepted without."""
+
+    plan: Plan
+    counters: Counters
+    times: tuple[KeptTime, ...] = ()
+    fingerprint: Fingerprint | None = None  # set when it is read
+    created: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def time(self, workload: str) -> KeptTime | None:
+        return next((one for one in self.times if one.workload == workload), None)
+
+
+def save_baseline(
+    history: History, name: str, what: str, baseline: Baseline, settings: dict[str, Any]
+) -> None:
+    """It counts once it is complete: an interrupted one leaves the one before in force."""
+    run = history.begin(name, "gate", what, settings)
+    run.add(PLAN, to_plain(baseline.plan))
+    run.add(COUNTERS, to_plain(baseline.counters))
+    for kept in baseline.times:
+        for number, one in enumerate(kept.comparisons, start=1):
+            data, samples = of_comparison(one)
+            run.add(
+                f"{TIME}{kept.workload} ({number})", {"workload": kept.workload, **data}, samples
+            )
+    run.finish({"blocks welded": len(baseline.counters.welded)})
+
+
+def load_baseline(history: History, name: str, what: str, command: str) -> Baseline:
+    """The newest complete one; `command` makes it, for the message where there is none."""
+    runs = [run for run in history.runs(kind="gate") if run.finished]
+    names = sorted({run.name for run in runs})
+    remedy = f"this makes it: {command}"
+    if not names:
+        raise TorchweldError(f"there is no baseline {name!r} in {history.path}; {remedy}")
+    try:
+        known(name, names, "baseline")
+    except TorchweldError as error:
+        raise TorchweldError(f"{error}; {remedy}") from None
+    found = next((run for run in runs if (run.name, run.what) == (name, what)), None)
+    if found is None:
+        listed = ", ".join(sorted({repr(run.what) for run in runs if run.name == name}))
+        raise TorchweldError(f"the baseline {name!r} has no {what!r}, but {listed}; {remedy}")
+    try:
+        return _read(found)
+    except (TorchweldError, KeyError, TypeError) as error:
+        raise TorchweldError(
+            f"the baseline {name!r} in {history.path} cannot be read by this torchweld: {error}; "
+            f"{remedy}"
+        ) from error
+
+
+def _read(run: Run) -> Baseline:
+    plan, counters = run.cell(PLAN), run.cell(COUNTERS)
+    if plan is None or counters is None:
+        raise RecordError("its plan or its counters are missing")
+    times: dict[str, list[Comparison]] = {}
+    for cell in run.cells:
+        if cell.cell.startswith(TIME):
+            data = dict(cell.data)
+            times.setdefault(data.pop("workload"), []).append(to_comparison(data, cell.samples))
+    return Baseline(
+        plan=from_plain(Plan, plan.data, "plan"),
+        counters=from_plain(Counters, counters.data, "counters"),
+        times=tuple(
+            KeptTime(workload=name, comparisons=tuple(found)) for name, found in times.items()
+        ),
+        fingerprint=run.fingerprint,
+        created=run.created,
+        settings=dict(run.settings),
+    )

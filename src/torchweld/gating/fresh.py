@@ -1,0 +1,119 @@
+"""A comparison in a process of its own: what differs from process to process is in it then.
+
+Where memory lies, and whether it is in huge pages, is settled once for a process and can change a
+speed-up by some percent. So the comparisons of a baseline are made in several processes, and what
+looks slower in one has to look so in another.
+
+`compare_afresh` starts `python -m torchweld.gating.fresh REQUEST ANSWER`, both of them files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.gating.subject import Clock, Subject
+from torchweld.gating.timing import measure_welded
+from torchweld.gating.welding import both_faces, fit_of
+from torchweld.measuring import Comparison
+from torchweld.planning.plan import Plan
+from torchweld.records import from_plain, to_plain
+from torchweld.verifying import put_back
+
+LOG_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be compared: a target as typed, welded by a plan, on one of its workloads."""
+
+    target: str
+    inputs: tuple[str, ...]
+    training: bool
+    plan: Plan
+    workload: int
+    seconds: float
+    tolerance: float
+    threads: int
+
+
+def compare_afresh(subject: Subject, plan: Plan, workload: int, clock: Clock) -> Comparison:
+    """The welded model against its own code, in a new process, with as many threads as here."""
+    return ask(
+        Request(
+            target=subject.target,
+            inputs=subject.inputs,
+            training=subject.training,
+            plan=plan,
+            workload=workload,
+            seconds=clock.seconds,
+            tolerance=clock.tolerance,
+            threads=torch.get_num_threads(),
+        )
+    )
+
+
+def ask(request: Request) -> Comparison:
+    """What `answer` gives in a new process."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(to_plain(request), allow_nan=False))
+        done = subprocess.run(
+            [sys.executable, "-m", "torchweld.gating.fresh", str(asked), str(answered)],
+            # What lies in the current folder is not to be imported in place of a library.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        if done.returncode == 0 and answered.exists():
+            return Comparison.from_json(answered.read_text())
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()][-LOG_LINES:]
+    raise NotMeasuredError(
+        f"{request.target} could not be timed in a process of its own, which ended with "
+        f"{done.returncode}: {' | '.join(lines)}"
+    )
+
+
+def answer(request: Request) -> Comparison:
+    """Loads, welds and compares, in this process."""
+    subject = Subject.load(request.target, request.inputs, request.training)
+    model = subject.model
+    if request.workload >= len(subject.workloads):
+        raise TorchweldError(
+            f"{request.target} has other inputs than a moment ago; a factory has to give the same "
+            "at every call"
+        )
+    fit = fit_of(model, request.plan)
+    with put_back(model, subject.training), both_faces(model, fit) as (original, welded):
+        return measure_welded(
+            model,
+            original,
+            welded,
+            subject.workloads[request.workload],
+            training=subject.training,
+            seconds=request.seconds,
+            tolerance=request.tolerance,
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    asked, answered = map(Path, arguments)
+    request = from_plain(Request, json.loads(asked.read_text()), "request")
+    torch.set_num_threads(request.threads)
+    answered.write_text(answer(request).to_json())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,182 @@
+"""`accept` makes a baseline of a model; `gate` compares a model with one. Data in, data out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from torchweld import hardware
+from torchweld.gating.baseline import Baseline
+from torchweld.gating.counters import count_step
+from torchweld.gating.fresh import compare_afresh
+from torchweld.gating.outcome import Outcome, TimeVerdict, changes_of, lost_blocks
+from torchweld.gating.subject import Clock, Subject
+from torchweld.gating.timing import (
+    KeptTime,
+    Measure,
+    against_history,
+    against_other,
+    kept_time,
+    measure_welded,
+    undecided,
+)
+from torchweld.gating.welding import Fit, both_faces, fit_of
+from torchweld.history import fingerprint_here
+from torchweld.inputs import Workload
+from torchweld.planning.plan import Plan
+from torchweld.planning.planner import plan as make_plan
+from torchweld.planning.timing import Face
+from torchweld.verifying import put_back
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """Another model that runs in the same rounds: what it is, and a comparison with it."""
+
+    name: str
+    measure: Callable[[int], Measure]  # number of the workload -> candidate against rival
+
+
+def accept(
+    subject: Subject, *, clock: Clock | None, quick: bool = False, progress: Progress
+) -> Baseline:
+    """Plans the model and measures what a baseline holds; without a `clock` no times."""
+    model, training = subject.model, subject.training
+    made = make_plan(
+        model,
+        subject.given,
+        training=training,
+        quick=quick,
+        progress=lambda doing, share: progress(doing, 0.7 * share),
+    )
+    fit = fit_of(model, made)
+    with put_back(model, training), both_faces(model, fit) as faces:
+        progress("counting", 0.75)
+        counters = count_step(model, subject.given, training)
+        times: list[KeptTime] = []
+        if clock is not None and fit.decisions:
+            for i, workload in enumerate(subject.workloads):
+                progress(f"timing {workload.name}", 0.8 + 0.2 * i / len(subject.workloads))
+                here = _here(subject, faces, workload, clock)
+                afresh = _afresh(subject, made, i, clock)
+                kept = kept_time(workload.name, [here, afresh, afresh], clock.tolerance)
+                times.append(kept)
+    return Baseline(plan=made, counters=counters, times=tuple(times))
+
+
+def _here(subject: Subject, faces: tuple[Face, Face], workload: Workload, clock: Clock) -> Measure:
+    """A comparison in this process."""
+    original, welded = faces
+    return lambda: measure_welded(
+        subject.model,
+        original,
+        welded,
+        workload,
+        training=subject.training,
+        seconds=clock.seconds,
+        tolerance=clock.tolerance,
+    )
+
+
+def _afresh(subject: Subject, plan: Plan, workload: int, clock: Clock) -> Measure:
+    """The same in a new process."""
+    return lambda: compare_afresh(subject, plan, workload, clock)
+
+
+def gate(
+    subject: Subject,
+    name: str,
+    baseline: Baseline,
+    *,
+    clock: Clock | None,
+    accept_command: str,
+    rival: Rival | None = None,
+    progress: Progress,
+) -> Outcome:
+    """Welds by the baseline's plan, counts, and unless there is no `clock` times."""
+    model, training = subject.model, subject.training
+    progress("welding by the baseline's plan", 0.0)
+    fit = fit_of(model, baseline.plan)
+    times: list[TimeVerdict] = []
+    with put_back(model, training), both_faces(model, fit) as faces:
+        progress("counting", 0.1)
+        counters = count_step(model, subject.given, training)
+        if clock is not None and rival is None:
+            times = _times(subject, baseline, fit, faces, clock, progress)
+    if clock is not None and rival is not None:
+        for i, workload in enumerate(subject.workloads):
+            progress(f"timing {workload.name}", 0.3 + 0.7 * i / len(subject.workloads))
+            times.append(
+                against_other(workload.name, rival.name, rival.measure(i), clock.tolerance)
+            )
+    return Outcome(
+        baseline=name,
+        what=subject.what,
+        accepted=baseline.created,
+        changes=tuple(changes_of(baseline.counters, counters)),
+        lost=tuple(lost_blocks(baseline.counters, counters, fit.unfit)),
+        welded=(len(baseline.counters.welded), len(counters.welded)),
+        times=tuple(times),
+        notes=(*subject.notes, *_notes(baseline, fit, clock)),
+        accept_command=accept_command,
+    )
+
+
+def _times(
+    subject: Subject,
+    baseline: Baseline,
+    fit: Fit,
+    faces: tuple[Face, Face],
+    clock: Clock,
+    progress: Progress,
+) -> list[TimeVerdict]:
+    if not fit.decisions:
+        return []  # nothing to time; if that is new, the lost blocks say so
+    found = []
+    for i, workload in enumerate(subject.workloads):
+        why_not, kept = _why_not(baseline, workload.name), baseline.time(workload.name)
+        if why_not or kept is None:
+            found.append(undecided(workload.name, why_not, clock.tolerance))
+            continue
+        progress(f"timing {workload.name}", 0.3 + 0.7 * i / len(subject.workloads))
+        here = _here(subject, faces, workload, clock)
+        afresh = _afresh(subject, baseline.plan, i, clock)
+        found.append(against_history(kept, here, afresh, clock.tolerance))
+    return found
+
+
+def _why_not(baseline: Baseline, workload: str) -> str:
+    """Why a time of now says nothing beside the baseline's; "" if it does."""
+    before = baseline.fingerprint
+    if before is not None and before.key != hardware.fingerprint():
+        said = "; ".join(before.differences(fingerprint_here())) or "the set-up"
+        return (
+            f"the baseline was measured elsewhere: {said}. Accept one on this machine, compare in "
+            "one run with --against or --against-worktree, or leave time out with --no-time"
+        )
+    if not baseline.times:
+        return (
+            "the baseline was accepted without times; accept it again with them, or leave them "
+            "out with --no-time"
+        )
+    if baseline.time(workload) is None:
+        there = ", ".join(one.workload for one in baseline.times)
+        return f"the baseline has no time for these inputs, but for {there}; accept it again"
+    return ""
+
+
+def _notes(baseline: Baseline, fit: Fit, clock: Clock | None) -> list[str]:
+    found = []
+    before = baseline.fingerprint
+    if before is not None and before.torch != torch.__version__:
+        found.append(
+            f"the baseline was made with torch {before.torch}, this is {torch.__version__}: "
+            "counters may differ for that reason alone"
+        )
+    if clock is not None and not fit.decisions and not baseline.plan.decisions:
+        found.append("the baseline welds nothing, so there is no wall time to compare")
+    return found

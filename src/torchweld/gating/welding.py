@@ -1,0 +1,51 @@
+"""Welds a model by a plan that was kept: no tuning, and what does not fit is left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from torchweld.decisions import Decision
+from torchweld.errors import TorchweldError
+from torchweld.planning.plan import Plan
+from torchweld.planning.planner import changed_blocks
+from torchweld.planning.timing import Face, faces
+from torchweld.planning.tuning import module_of
+from torchweld.swap import undo, weld
+
+
+@dataclass(kw_only=True)
+class Fit:
+    """Decisions of a plan that fit the model, and for each that does not, why: path -> reason."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    unfit: dict[str, str] = field(default_factory=dict)
+
+
+def fit_of(model: nn.Module, plan: Plan) -> Fit:
+    """The model is unwelded, and stays so. Where the plan was made does not matter here."""
+    found = Fit(unfit=changed_blocks(model, plan))
+    for decision in plan.decisions:
+        path = decision.block.path
+        if path in found.unfit:
+            continue
+        try:
+            weld(model, [decision])
+        except TorchweldError as error:
+            found.unfit[path] = str(error).rpartition("\n")[2].strip()
+        else:
+            undo(model, [path])
+            found.decisions.append(decision)
+    return found
+
+
+@contextmanager
+def both_faces(model: nn.Module, fit: Fit) -> Iterator[tuple[Face, Face]]:
+    """The model's own face and the welded one, which is shown; afterwards it is unwelded."""
+    modules = [module_of(model, decision.block) for decision in fit.decisions]
+    with faces(model, modules, [fit.decisions]) as (original, welded):
+        welded.show()
+        yield original, welded

@@ -1,0 +1,23 @@
+"""Measured runs, kept in a local SQLite file and found again by name.
+
+`History.open(create=True)`, `begin`, `add` after every cell, `finish`; later `runs` and `latest`.
+What was added is on disk when `add` returns, whatever happens to the process afterwards.
+"""
+
+from torchweld.history.places import history_path
+from torchweld.history.runs import Fingerprint, Kind, Run, RunCell, fingerprint_here, target_words
+from torchweld.history.samples import of_comparison
+from torchweld.history.store import History, Recording
+
+__all__ = [
+    "Fingerprint",
+    "History",
+    "Kind",
+    "Recording",
+    "Run",
+    "RunCell",
+    "fingerprint_here",
+    "history_path",
+    "of_comparison",
+    "target_words",
+]

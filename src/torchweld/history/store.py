@@ -1,0 +1,299 @@
+"""The SQLite file: runs, and cells of runs. `History` reads and begins, `Recording` writes one run.
+
+Every write is a transaction of its own with a rollback journal, synchronised to disk: after a crash
+the file holds all that was added, and it is one file, to be copied or cached as it is. Writers wait
+for each other. `user_version` is the version of the tables, `application_id` says that it is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, get_args
+
+from torchweld.errors import TorchweldError
+from torchweld.history.places import FOLDER, history_path
+from torchweld.history.problems import explained
+from torchweld.history.runs import Fingerprint, Kind, Run, RunCell, fingerprint_here
+from torchweld.history.samples import decoded_samples, encoded, encoded_samples
+from torchweld.names import known
+from torchweld.records import RecordError, from_plain, to_plain
+
+APPLICATION = int.from_bytes(b"twld", "big")
+VERSION = 1
+# How long a writer waits for another one, which holds the file for milliseconds.
+WAIT_S = 20.0
+
+TABLES = """
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again: somebody may still write to it
+    name TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    what TEXT NOT NULL,
+    created TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    summary TEXT,
+    finished INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX run_by_name ON run (name);
+CREATE TABLE cell (
+    run INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    cell TEXT NOT NULL,
+    data TEXT NOT NULL,
+    samples TEXT NOT NULL,
+    PRIMARY KEY (run, number)
+);
+"""
+RUN_COLUMNS = "id, name, kind, what, created, fingerprint, settings, summary, finished"
+
+# Without spaces, and without what means something in a shell or in `main~1`.
+NAME = re.compile(r"[\w.+@][\w.+@/-]{0,99}")
+
+
+def check_name(name: str) -> str:
+    """A name that can be typed again; letters, digits and . _ + @ / -"""
+    if NAME.fullmatch(name) is None:
+        raise TorchweldError(
+            f"{name!r} cannot be the name of a run; use up to 100 letters, digits and . _ + @ / - "
+            "without spaces, as in main or before-the-change"
+        )
+    return name
+
+
+class History:
+    """An open history; use it as a context manager."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @staticmethod
+    def open(path: Path | None = None, *, create: bool = False) -> History:
+        """The history at `history_path(path)`, checked. Made if it is not there, with `create`."""
+        where = history_path(path)
+        if where.is_dir():
+            raise TorchweldError(f"{where} is a folder; give the name of a file in it")
+        if not where.exists():
+            if not create:
+                raise TorchweldError(
+                    f"there is no history at {where}: nothing was kept yet; --save NAME keeps a "
+                    "run, and --history FILE or TORCHWELD_HISTORY names another file"
+                )
+            _make_folder(where.parent)
+        mode = "rwc" if create else "rw"
+        with explained(where):
+            connection = sqlite3.connect(
+                f"{where.resolve().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=WAIT_S,
+                isolation_level=None,
+            )
+        try:
+            with explained(where):
+                _prepare(connection, where)
+        except BaseException:
+            connection.close()
+            raise
+        return History(where, connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def begin(self, name: str, kind: Kind, what: str, settings: Mapping[str, Any]) -> Recording:
+        """A new run, unfinished. `what` is the target or the grid in words."""
+        check_name(name)
+        known(kind, get_args(Kind), "kind of run")
+        values = (
+            name,
+            kind,
+            what,
+            datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            encoded(to_plain(fingerprint_here()), "fingerprint"),
+            encoded(settings, "settings"),
+        )
+        with self._writing() as connection:
+            made = connection.execute(
+                "INSERT INTO run (name, kind, what, created, fingerprint, settings) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                values,
+            )
+        assert made.lastrowid is not None
+        return Recording(self, made.lastrowid, name)
+
+    def runs(self, name: str | None = None, kind: Kind | None = None) -> list[Run]:
+        """Those of a name and a kind, or all, the newest first."""
+        wanted = {"name": name, "kind": kind}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        clause = " AND ".join(f"{key} = :{key}" for key in given)
+        with explained(self.path):
+            rows = self._connection.execute(
+                f"SELECT {RUN_COLUMNS} FROM run {'WHERE ' + clause if clause else ''} "
+                "ORDER BY id DESC",
+                given,
+            ).fetchall()
+        return [self._run(row) for row in rows]
+
+    def latest(self, name: str, kind: Kind | None = None, what: str | None = None) -> Run | None:
+        """The newest run that was finished."""
+        found = (run for run in self.runs(name, kind) if run.finished)
+        return next((run for run in found if what is None or run.what == what), None)
+
+    def forget(self, name: str) -> int:
+        """Deletes all runs of a name; how many there were."""
+        with self._writing() as connection:
+            return connection.execute("DELETE FROM run WHERE name = ?", (name,)).rowcount
+
+    def _run(self, row: Sequence[Any]) -> Run:
+        number, name, kind, what, created, fingerprint, settings, summary, finished = row
+        try:
+            return Run(
+                id=number,
+                name=name,
+                kind=kind,
+                what=what,
+                created=created,
+                fingerprint=from_plain(Fingerprint, json.loads(fingerprint), "fingerprint"),
+                settings=json.loads(settings),
+                summary=None if summary is None else json.loads(summary),
+                finished=bool(finished),
+                read=lambda: self._cells(number),
+            )
+        except (RecordError, ValueError, TypeError) as error:
+            raise _damaged(self.path, number, error) from error
+
+    def _cells(self, number: int) -> tuple[RunCell, ...]:
+        with explained(self.path):
+            rows = self._connection.execute(
+                "SELECT cell, data, samples FROM cell WHERE run = ? ORDER BY number", (number,)
+            ).fetchall()
+        try:
+            return tuple(
+                RunCell(cell=cell, data=json.loads(data), samples=decoded_samples(samples))
+                for cell, data, samples in rows
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            raise _damaged(self.path, number, error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it is on disk afterwards, or nothing."""
+        with explained(self.path):
+            # At once, for who begins by reading and writes later can be refused in between.
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+class Recording:
+    """One run that is being written; what was added is kept, even if it is never finished."""
+
+    def __init__(self, history: History, number: int, name: str) -> None:
+        self._history, self._number, self.name = history, number, name
+
+    def add(
+        self,
+        cell: str,
+        data: Mapping[str, Any],
+        samples: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """One thing that was measured; on disk when this returns. `samples.py` has the names."""
+        values = (self._number, cell, encoded(data, "data"), encoded_samples(samples or {}))
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO cell (run, number, cell, data, samples) VALUES (?1, (SELECT "
+                "COALESCE(MAX(number), -1) + 1 FROM cell WHERE run = ?1), ?2, ?3, ?4)",
+                values,
+            )
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Marks the run as complete."""
+        text = None if summary is None else encoded(summary, "summary")
+        with self._writing() as connection:
+            connection.execute(
+                "UPDATE run SET finished = 1, summary = ? WHERE id = ?", (text, self._number)
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._history._writing() as connection:
+            there = connection.execute("SELECT 1 FROM run WHERE id = ?", (self._number,))
+            if there.fetchone() is None:
+                raise TorchweldError(
+                    f"the run {self.name!r} was forgotten while it was measured; measure it again"
+                )
+            yield connection
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Our own folder, in somebody's work tree: git need not show it.
+        if folder.name == FOLDER and not (folder / ".gitignore").exists():
+            (folder / ".gitignore").write_text("*\n")
+    except OSError as error:
+        raise TorchweldError(
+            f"the history cannot be made in {folder}: {error.strerror or error}; choose a folder "
+            "that can be written, with --history FILE or TORCHWELD_HISTORY"
+        ) from error
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Checks that the file is whole and ours; makes the tables in an empty one."""
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = FULL")
+    (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if said != "ok":
+        raise sqlite3.DatabaseError(f"database disk image is malformed: {said}")
+    if _is_empty(connection):
+        connection.execute("BEGIN IMMEDIATE")
+        if _is_empty(connection):  # nobody else was faster
+            for statement in filter(None, TABLES.split(";\n")):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION:
+        raise TorchweldError(
+            f"{path} is a database of another program; give another file with --history FILE"
+        )
+    if version > VERSION:
+        raise TorchweldError(
+            f"{path} was written by a newer torchweld: its tables have version {version}, this one "
+            f"reads up to {VERSION}; upgrade torchweld, or give another file with --history FILE"
+        )
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+
+
+def _damaged(path: Path, number: int, error: Exception) -> TorchweldError:
+    return TorchweldError(
+        f"run {number} in {path} is damaged: {error}; move the file away to begin a new one"
+    )

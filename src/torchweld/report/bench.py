@@ -1,0 +1,120 @@
+"""A bench as text: what it was measured with, tables, maps, and the result in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from torchweld.benching.results import Bench
+from torchweld.benching.summary import Summary
+from torchweld.figures import counted, figure, size
+from torchweld.report.bench_extras import callers_section, latency_section, map_section
+from torchweld.report.bench_tables import speed_table, work_table
+from torchweld.report.style import clean
+
+
+def bench_head(bench: Bench) -> Iterator[RenderableType]:
+    """Before anything is measured: the machine, and who does not take part."""
+    kernels = f"kernels for {bench.isa}" if bench.isa else "no compiled kernels"
+    cache = "cold" if bench.cold else "hot"
+    what = f"{clean(bench.target)}; " if bench.target else ""
+    yield Text(
+        f"{what}torch {bench.torch}, {kernels}, {counted(bench.threads, 'thread')}, weights "
+        f"{cache}; {bench.cpu}"
+    )
+    for name, why in bench.left_out.items():
+        yield Text(f"left out: {name}: {clean(why)}", style="yellow")
+    yield from note_lines(bench.notes)
+
+
+def note_lines(notes: Sequence[str]) -> Iterator[RenderableType]:
+    for note in notes:
+        yield Text(clean(note), style="yellow")
+
+
+def bench_sections(bench: Bench, summary: Summary, width: int) -> Iterator[RenderableType]:
+    """After it: all that was found."""
+    if bench.cells:
+        speeds, spare = speed_table(bench, width)
+        yield speeds
+        yield Text(_speed_legend(bench, spare), style="dim")
+        yield ""
+        work, spare = work_table(bench, width)
+        yield work
+        yield Text(_work_legend(bench, spare), style="dim")
+        for section in (latency_section(bench, width), callers_section(bench, width)):
+            for i, part in enumerate(section):
+                yield from ["", part] if i == 0 else [part]
+        for i, part in enumerate(map_section(bench)):
+            yield from ["", part] if i == 0 else [part]
+        yield ""
+    yield from closing(summary)
+
+
+def _speed_legend(bench: Bench, spare: list[str]) -> str:
+    text = (
+        f"{', '.join(bench.names[1:])}: speed over eager's in the same rounds, the best in bold; "
+        "≈ no difference, ~ noisy, – not measured."
+    )
+    if "interval" not in spare:
+        text += f" interval: {bench.first}'s, 99 %."
+    if "error" not in spare:
+        text += " error: the largest, relative to eager's, both against fp64."
+    return text + _wider(spare)
+
+
+def _work_legend(bench: Bench, spare: list[str]) -> str:
+    host = "starting ops, and Python" if bench.target else "what it takes with nothing to compute"
+    text = f"eager→{bench.first}."
+    if bench.peaks is not None and "of peak" not in spare:
+        text += (
+            " of peak: of the least time this machine needs, for the multiply-adds (c) or to read "
+            "the data (m)."
+        )
+    text += f" ops: what a call dispatches; host: {host}"
+    return f"{text}{'' if 'CPU µs' in spare else '; CPU: of all threads'}.{_wider(spare)}"
+
+
+def _wider(spare: list[str]) -> str:
+    return f" On a wider terminal: {', '.join(spare)}." if spare else ""
+
+
+def closing(summary: Summary) -> Iterator[RenderableType]:
+    """The result in one sentence, and what went wrong in one line each."""
+    for failure in summary.failed:
+        yield Text(f"breaks the numerical rule, so not timed: {clean(failure)}", style="red")
+    for reason, cells in summary.refused.items():
+        where = cells[0] if len(cells) == 1 else f"{len(cells)} cells ({cells[0]}, …)"
+        yield Text(f"left out in {clean(where)}: {clean(reason)}", style="yellow")
+    if summary.unmeasured:
+        yield Text(f"not measured: {clean(summary.unmeasured[0])}", style="yellow")
+    if not summary.measured:
+        yield Text(f"{summary.backend}: nothing was measured.", style="bold")
+        return
+    parts = [f"{figure(mean)}x in {dtype}" for dtype, mean in summary.means.items()]
+    by_dtype = f": {', '.join(parts)}" if len(parts) > 1 else ""
+    assert summary.worst is not None
+    worst, least = summary.worst
+    if summary.cells > 1:
+        found = (
+            f"{summary.backend} is {figure(summary.mean)}x as fast as eager (geometric mean of "
+            f"{counted(summary.measured, 'cell')}{by_dtype}); least, {figure(least)}x, at "
+            f"{clean(worst)}"
+        )
+    else:
+        found = f"{summary.backend} is {figure(summary.mean)}x as fast as eager at {clean(worst)}"
+    sentence = (
+        f"{found}; output error at most {figure(summary.largest_error_ratio)}x of eager's, "
+        f"{figure(summary.largest_share_of_limit)} of what the numerical rule allows; "
+    )
+    if summary.copied_bytes:
+        sentence += (
+            f"+{size(summary.copied_bytes)} of packed weights beside {size(summary.weight_bytes)}"
+        )
+    else:
+        sentence += "no copy of the weights"
+    if summary.unmeasured:
+        sentence += f"; {len(summary.unmeasured)} of {summary.cells} cells not measured"
+    yield Text(sentence + ".", style="bold")

@@ -1,0 +1,96 @@
+"""The pytest plugin of torchweld: a mark that counts what a test launches, a fixture that times.
+
+    @pytest.mark.torchweld(expect=dict(linear=3, pointwise=1))
+    def test_the_block(): ...
+
+    def test_speed(weld_compare): weld_compare(lambda: eager(x), lambda: fused(x))
+
+It stands beside the package and not in it: to import anything of torchweld is to import torch,
+which a pytest run that needs neither should not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from torchweld.measuring import Comparison
+
+MARK = "torchweld(expect, backward=False)"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", f"{MARK}: run the test inside torchweld.expect(**expect); fails if wrong"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Around the body of the test alone: what fixtures launch does not count."""
+    __tracebackhide__ = True
+    mark = pyfuncitem.get_closest_marker("torchweld")
+    if mark is None:
+        return (yield)
+    guesses, backward = _guesses(mark)
+    from torchweld.errors import TorchweldError
+    from torchweld.expecting import expect
+
+    try:
+        expected = expect(backward=backward, **guesses)
+    except TorchweldError as error:
+        pytest.fail(f"@pytest.mark.torchweld: {error}", pytrace=False)
+    with expected:
+        return (yield)
+
+
+def _guesses(mark: pytest.Mark) -> tuple[dict[str, Any], bool]:
+    given = dict(mark.kwargs)
+    guesses, backward = given.pop("expect", None), given.pop("backward", False)
+    if mark.args or given or not isinstance(guesses, Mapping):
+        shown = ", ".join([*map(repr, mark.args), *(f"{k}={v!r}" for k, v in mark.kwargs.items())])
+        pytest.fail(
+            f"@pytest.mark.torchweld({shown}) is not understood; write "
+            "@pytest.mark.torchweld(expect=dict(linear=3)), with backward=True to count the "
+            "backward pass too",
+            pytrace=False,
+        )
+    return dict(guesses), bool(backward)
+
+
+class WeldCompare(Protocol):
+    """What the fixture `weld_compare` gives."""
+
+    def __call__(
+        self, baseline: Any, candidate: Any, *, allow: str | None = None, **options: Any
+    ) -> Comparison: ...
+
+
+@pytest.fixture
+def weld_compare() -> WeldCompare:
+    """`torchweld.compare` in a test: skips where nothing could be measured, fails on "slower".
+
+    `allow="slower"` leaves a slower candidate to the test; the other options are those of
+    `torchweld.compare`, and the comparison is returned.
+    """
+
+    def compare(
+        baseline: Any, candidate: Any, *, allow: str | None = None, **options: Any
+    ) -> Comparison:
+        __tracebackhide__ = True
+        from torchweld.measuring import compare as measure
+        from torchweld.names import known
+
+        if allow is not None:
+            known(allow, ("slower",), "allow")
+        found = measure(baseline, candidate, **options)
+        if found.verdict == "not measured":
+            pytest.skip(str(found))
+        if found.verdict == "slower" and allow is None:
+            pytest.fail(f"{found}: {found.reason}", pytrace=False)
+        return found
+
+    return compare

@@ -1,0 +1,202 @@
+"""What `torchweld bench` prints, writes and keeps, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.benching.samples import FakeCompare
+
+from torchweld import hardware
+from torchweld.benching import Bench, runtimes, timing
+from torchweld.history import History
+
+Bencher = Callable[..., tuple[int, str, str]]
+SMALL = ("--block", "gelu", "--sizes", "8x16x4", "--rows", "3")
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def line_with(text: str, out: str) -> str:
+    return next(line for line in out.splitlines() if text in line)
+
+
+# ---- JSON, CSV, files, history ----
+
+
+def test_json_is_all_that_is_printed_and_loads_again(bench: Bencher) -> None:
+    code, out, err = bench(*SMALL, "--dtype", "fp32,bfloat16", "--backend", "torch", "--json")
+    assert (code, err) == (0, "")
+    loaded = Bench.from_dict(json.loads(out))
+    assert [one.dtype for one in loaded.cells] == ["float32", "bfloat16"]
+    assert loaded.backends == ("torch",)
+    assert not loaded.interrupted
+
+
+def test_csv_is_all_that_is_printed(bench: Bencher) -> None:
+    code, out, err = bench(*SMALL, "--backend", "torch", "--csv")
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["implementation"] for row in rows] == ["eager", "torch"]
+    assert rows[1]["speedup"] == "3.2"
+
+
+def test_files_are_written_whole_and_never_replaced_by_accident(
+    bench: Bencher, fake: FakeCompare, tmp_path: Path
+) -> None:
+    table, data = tmp_path / "a.csv", tmp_path / "a.json"
+    assert bench(*SMALL, "--backend", "torch", "--out", str(table))[0] == 0
+    assert table.read_text().startswith("cell,")
+    bench(*SMALL, "--backend", "torch", "--out", str(data))
+    assert Bench.from_dict(json.loads(data.read_text())).cells
+    measured = len(fake.calls)
+    code, out, err = bench(*SMALL, "--out", str(data))
+    assert (code, out) == (2, "")
+    assert "is there already; --force replaces it" in err
+    assert len(fake.calls) == measured
+    assert "has to end in .json or .csv" in bench(*SMALL, "--out", str(tmp_path / "a.txt"))[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.json"]
+
+
+def test_a_run_is_kept_cell_by_cell(bench: Bencher, tmp_path: Path) -> None:
+    file = tmp_path / "runs.sqlite"
+    options = ("--rows", "1,2", "--backend", "torch", "--save", "main", "--history", str(file))
+    assert bench("--block", "gelu", "--sizes", "8x16", *options)[0] == 0
+    with History.open(file) as history:
+        run_ = history.latest("main", "bench")
+        assert run_ is not None
+        assert run_.what == "--block gelu --sizes 8x16 --rows 1,2"
+        assert run_.settings["backends"] == ["torch"]
+        cells = run_.cells
+    assert [one.cell for one in cells] == ["1 × 8→16→8 gelu fp32", "2 × 8→16→8 gelu fp32"]
+    assert cells[0].data["torch"]["speedup"] == 3.2
+    assert cells[0].samples["torch log_ratios"] == (0.5, 0.6)
+    code, out, _ = bench("--block", "tiny", "--save", "not a name", "--history", str(file))
+    assert (code, out) == (2, "")
+
+
+# ---- how it ends ----
+
+
+def test_a_broken_rule_is_reported_with_exit_code_1(
+    bench: Bencher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: object, x: torch.Tensor) -> object:
+        return lambda: torch.ones(len(x), 4)
+
+    monkeypatch.setattr(runtimes.OwnBackend, "bind", wrong)
+    code, out, _ = bench(*SMALL, "--backend", "torch")
+    assert code == 1
+    assert "breaks the numerical rule, so not timed: 3 × 8→16→4 gelu fp32, torch" in squeezed(out)
+    row = line_with("8→16→4", out)
+    assert "wrong" in row
+    assert "not timed" in row
+    code, out, _ = bench(*SMALL, "--backend", "torch", "--json")
+    assert code == 1
+    assert json.loads(out)["cells"][0]["results"][1]["comparison"] is None
+
+
+def test_nothing_measured_is_exit_code_2_with_the_reason(bench: Bencher, fake: FakeCompare) -> None:
+    fake.verdict = "not measured"
+    code, out, _ = bench(*SMALL, "--backend", "torch")
+    assert code == 2
+    assert "not measured: 3 × 8→16→4 gelu fp32: because we say so" in squeezed(out)
+    assert squeezed(out).endswith("torch: nothing was measured.")
+    assert "3.2" not in out
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_an_interrupt_shows_and_keeps_what_there_is(
+    bench: Bencher,
+    fake: FakeCompare,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    form: str,
+) -> None:
+    def interrupted(*sides: object, **options: object) -> object:
+        if len(fake.calls) == 2:
+            raise KeyboardInterrupt
+        return fake(*sides, **options)
+
+    monkeypatch.setattr(timing, "compare", interrupted)
+    out_file, runs = tmp_path / "found.json", tmp_path / "runs.sqlite"
+    arguments = ["--block", "linear", "--sizes", "8x4", "--rows", "1,2,3,4", "--backend", "torch"]
+    arguments += ["--out", str(out_file), "--save", "main", "--history", str(runs)]
+    code, out, err = bench(*arguments, *([] if form == "table" else [f"--{form}"]))
+    assert code == 130
+    assert "interrupted" in err
+    loaded = Bench.from_dict(json.loads(out_file.read_text()))
+    assert loaded.interrupted
+    assert [one.case.rows for one in loaded.cells] == [1, 2]
+    if form == "table":
+        assert "geometric mean of 2 cells" in squeezed(out)
+    elif form == "json":
+        assert Bench.from_dict(json.loads(out)) == loaded
+    else:
+        assert len(out.splitlines()) == 1 + 2 * 2
+    with History.open(runs) as history:
+        (kept,) = history.runs("main")
+        assert not kept.finished
+        assert len(kept.cells) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_ends_a_real_run_with_what_it_has(tmp_path: Path) -> None:
+    """As typed: SIGINT to the process in the middle of its rounds."""
+    out_file = tmp_path / "found.csv"
+    command = [sys.executable, "-m", "torchweld", "bench", "--block", "gelu", "--sizes", "8x16"]
+    command += ["--rows", ",".join(map(str, range(1, 200))), "--backend", "torch"]
+    command += ["--seconds", "0.05", "--out", str(out_file), "--save", "main"]
+    environment = {**os.environ, "TORCHWELD_HISTORY": str(tmp_path / "runs.sqlite")}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment,
+        text=True,
+        # A suite that runs in the background of a shell ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s and process.poll() is None:
+        if cells_kept(tmp_path / "runs.sqlite") >= 2:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "torchweld: interrupted" in err
+    assert "Traceback" not in err
+    assert "8→16→8" in out
+    assert len(out_file.read_text().splitlines()) >= 1 + 2 * 2
+
+
+def cells_kept(file: Path) -> int:
+    if not file.exists():
+        return 0
+    with History.open(file) as history:
+        return sum(len(one.cells) for one in history.runs("main"))
+
+
+def test_without_kernels_it_works_and_says_so(
+    bench: Bencher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "build_problem", lambda: "there is no compiler; get one")
+    code, out, _ = bench(*SMALL)
+    assert code == 0
+    assert "no compiled kernels" in out
+    assert "not used: cpu: there is no compiler; get one" in out
+    assert "torch is 3.20x as fast as eager" in squeezed(out)
