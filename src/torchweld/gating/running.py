@@ -30,8 +30,8 @@ from torchweld.planning.planner import plan as make_plan
 from torchweld.planning.timing import Face
 from torchweld.verifying import put_back
 
-# Of a baseline, each in a process of its own. In twenty processes the same speed-up came out between
-# 1.32 and 1.42 (one thread of two shared cores); three of them can all be at the upper end.
+# Of a baseline, each in a process of its own: in twenty of them the same speed-up came out between
+# 1.32 and 1.42 (one thread of two shared cores), and three can all be at the upper end.
 COMPARISONS = 5
 
 Progress = Callable[[str, float], None]
