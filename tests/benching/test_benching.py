@@ -144,7 +144,7 @@ def test_the_kernels_come_first_and_torch_beside_them_where_nobody_else_is() -> 
 def test_a_peer_that_is_not_installed_is_left_out_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(choosing.NEEDED, "onnxruntime", ("no_such_runtime", "onnx"))
+    monkeypatch.setitem(choosing.NEEDED, "onnxruntime", ("no_such_runtime",))
     bench = plan([case()], ("torch",), ("mkldnn", "onnxruntime"))
     assert bench.against == ("mkldnn",)
     assert "no_such_runtime not installed: pip install" in bench.left_out["onnxruntime"]
