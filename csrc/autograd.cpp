@@ -110,6 +110,16 @@ Tensor chain_autograd(const Tensor& x, TensorList params, std::string_view spec)
   at::AutoDispatchBelowADInplaceOrView guard;
   return chain_op().call(x, params, spec);
 }
+// A gradient is chain's: what wants one does not read a packed copy.
+Tensor chain_kept_autograd(const Tensor& x, TensorList params, std::string_view spec,
+                           const Tensor& kept) {
+  static const auto op = handle<Tensor(const Tensor&, TensorList, std::string_view, const Tensor&)>(
+      "torchweld::chain_kept");
+  if (needs_composition(x, params) || needs_gradient(x, params))
+    return chain_autograd(x, params, spec);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(x, params, spec, kept);
+}
 std::vector<Tensor> group_autograd(const Tensor& x, TensorList params, std::string_view spec) {
   if (needs_composition(x, params)) {
     spec_of(spec);
@@ -157,6 +167,10 @@ auto autocast(const Op& op, const Tensor& x, TensorList params, std::string_view
 Tensor chain_autocast(const Tensor& x, TensorList params, std::string_view spec) {
   return autocast(chain_op(), x, params, spec);
 }
+Tensor chain_kept_autocast(const Tensor& x, TensorList params, std::string_view spec,
+                           const Tensor&) {
+  return autocast(chain_op(), x, params, spec);
+}
 std::vector<Tensor> group_autocast(const Tensor& x, TensorList params, std::string_view spec) {
   return autocast(group_op(), x, params, spec);
 }
@@ -165,6 +179,7 @@ std::vector<Tensor> group_autocast(const Tensor& x, TensorList params, std::stri
 
 TORCH_LIBRARY_IMPL(torchweld, Autograd, m) {
   m.impl("chain", TORCH_FN(chain_autograd));
+  m.impl("chain_kept", TORCH_FN(chain_kept_autograd));
   m.impl("group", TORCH_FN(group_autograd));
   m.impl("pack", torch::CppFunction::makeFallthrough());
   m.impl("chain_packed", TORCH_FN(chain_packed_autograd));
@@ -172,10 +187,12 @@ TORCH_LIBRARY_IMPL(torchweld, Autograd, m) {
 }
 TORCH_LIBRARY_IMPL(torchweld, AutocastCPU, m) {
   m.impl("chain", TORCH_FN(chain_autocast));
+  m.impl("chain_kept", TORCH_FN(chain_kept_autocast));
   m.impl("group", TORCH_FN(group_autocast));
 }
 TORCH_LIBRARY_IMPL(torchweld, AutocastCUDA, m) {
   m.impl("chain", TORCH_FN(chain_autocast));
+  m.impl("chain_kept", TORCH_FN(chain_kept_autocast));
   m.impl("group", TORCH_FN(group_autocast));
 }
 

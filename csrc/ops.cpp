@@ -4,6 +4,7 @@
 //   group         the same, several outputs.
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
 //   *_packed      CPU, reading that tensor. Not differentiable; the caller sees to freshness.
+//   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, which it sees to.
 //
 // checks.h refuses, layers.h finds the weights, autograd.cpp has gradients and autocast.
 #include <ATen/ATen.h>
@@ -13,6 +14,7 @@
 
 #include <sstream>
 
+#include "copies.h"
 #include "layers.h"
 
 namespace torchweld {
@@ -114,6 +116,22 @@ std::vector<Tensor> group_packed_cpu(const Tensor& x, const Tensor& packed, std:
   return run_group(x, packed_layers(x, packed, text, true));
 }
 
+Tensor chain_kept_cpu(const Tensor& x, TensorList params, std::string_view text,
+                      const Tensor& kept) {
+  const std::shared_ptr<PackedCopy> copy = Copies::find(kept);
+  const auto strided = [](const Tensor& t) { return t.layout() == at::kStrided; };
+  if (!copy || !x.dim() || composition_is_faster(x, params) ||
+      !std::all_of(params.begin(), params.end(), strided))
+    return chain_cpu(x, params, text);
+  c10::SmallVector<const Tensor*, 8> borrowed;
+  for (const Tensor& p : params) borrowed.push_back(&p);
+  return run_chain(x, packed_layers(x, copy->get(borrowed, text), text, false));
+}
+Tensor chain_kept_elsewhere(const Tensor& x, TensorList params, std::string_view text,
+                            const Tensor&) {
+  return composed_chain(x, params, text);
+}
+
 // ---- Meta: shapes, with symbols kept, so that a changing batch is not compiled anew ----
 Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
   c10::SymDimVector sizes(x.sym_sizes());
@@ -123,6 +141,9 @@ Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
 Tensor chain_meta(const Tensor& x, TensorList params, std::string_view text) {
   const auto sizes = check_all<c10::SymInt>(x, params, spec_of(text), false);
   return empty_symbolic(x, sizes.back().N);
+}
+Tensor chain_kept_meta(const Tensor& x, TensorList params, std::string_view text, const Tensor&) {
+  return chain_meta(x, params, text);
 }
 std::vector<Tensor> group_meta(const Tensor& x, TensorList params, std::string_view text) {
   std::vector<Tensor> ys;
@@ -160,18 +181,22 @@ TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
   m.impl("group", TORCH_FN(group_cpu));
   m.impl("pack", TORCH_FN(pack_weights));
   m.impl("chain_packed", TORCH_FN(chain_packed_cpu));
+  m.impl("chain_kept", TORCH_FN(chain_kept_cpu));
   m.impl("group_packed", TORCH_FN(group_packed_cpu));
 }
 TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
   m.impl("chain", TORCH_FN(composed_chain));
+  m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
   m.impl("group", TORCH_FN(composed_group));
 }
 TORCH_LIBRARY_IMPL(torchweld, Meta, m) {
   m.impl("chain", TORCH_FN(chain_meta));
+  m.impl("chain_kept", TORCH_FN(chain_kept_meta));
   m.impl("group", TORCH_FN(group_meta));
 }
 TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
   m.impl("chain", TORCH_FN(composed_chain));
+  m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
   m.impl("group", TORCH_FN(composed_group));
 }
 

@@ -12,13 +12,11 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
 
-#include <array>
 #include <cstring>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "ops.h"
+#include "pack.h"
 #include "spec.h"
 
 namespace {
@@ -51,6 +49,8 @@ struct Unlocked {
   ~Unlocked() { PyEval_RestoreThread(state); }
 };
 
+// ---- forward ----
+
 template <class Signature>
 auto op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
@@ -66,154 +66,6 @@ Tensor call_packed(const Tensor& x, const Tensor& packed, std::string_view spec)
       op<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
   return chain.call(x, packed, spec);
 }
-Tensor call_pack(at::TensorList params, std::string_view spec) {
-  static const auto pack = op<Tensor(at::TensorList, std::string_view)>("torchweld::pack");
-  return pack.call(params, spec);
-}
-
-// ---- Pack: a packed copy, and what tells that its weights are still the ones it was made from ----
-
-// One tensor as it was. The storage is held weakly: its address cannot be given to another storage while
-// we look, so comparing addresses is enough (after `p.data = new` the allocator gave pointer and version
-// back in 15 of 50 tries). A fused optimizer and edits through `.data` leave no trace in the version: for
-// them, a strided sample of the contents.
-struct Seen {
-  static constexpr int kSamples = 16;
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  const char* data;
-  uint32_t version;
-  at::DimVector sizes, strides;
-  std::array<int64_t, kSamples> offsets;  // in elements
-  std::array<uint64_t, kSamples> contents;
-  int64_t element;  // bytes of one
-
-  static uint32_t version_of(const Tensor& t) {
-    return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
-  }
-  explicit Seen(const Tensor& t)
-      : storage(t.storage().getWeakStorageImpl()),
-        data(static_cast<const char*>(t.const_data_ptr())),
-        version(version_of(t)),
-        sizes(t.sizes()),
-        strides(t.strides()),
-        element(int64_t(t.element_size())) {
-    // One sample in every sixteenth of the rows and in every sixteenth of the columns, so that the edit
-    // of a block of an eighth of either is met wherever it lies.
-    const int64_t columns = t.dim() == 2 ? t.size(1) : 1, rows = t.numel() / columns;
-    for (int i = 0; i < kSamples; ++i) {
-      const int64_t row = (rows - 1) * i / (kSamples - 1);
-      const int64_t column = (columns - 1) * (7 * i % kSamples) / (kSamples - 1);
-      offsets[i] = row * t.stride(0) + (columns > 1 ? column * t.stride(1) : 0);
-    }
-    visit([&](auto bits) {
-      for (int i = 0; i < kSamples; ++i) contents[i] = bits[offsets[i]];
-      return true;
-    });
-  }
-
-  // `body` gets the data as whole numbers of the element's size.
-  template <class F>
-  bool visit(F&& body) const {
-    if (element == 2) return body(reinterpret_cast<const uint16_t*>(data));
-    if (element == 4) return body(reinterpret_cast<const uint32_t*>(data));
-    return body(reinterpret_cast<const uint64_t*>(data));
-  }
-
-  bool same(const Tensor& t) const {
-    if (t.storage().unsafeGetStorageImpl() != storage._unsafe_get_target() ||
-        static_cast<const char*>(t.const_data_ptr()) != data || version_of(t) != version ||
-        t.sizes() != at::IntArrayRef(sizes) || t.strides() != at::IntArrayRef(strides) ||
-        int64_t(t.element_size()) != element)
-      return false;
-    return visit([&](auto bits) {
-      uint64_t difference = 0;
-      for (int i = 0; i < kSamples; ++i) difference |= bits[offsets[i]] ^ contents[i];
-      return difference == 0;
-    });
-  }
-};
-
-struct Pack {
-  PyObject_HEAD;
-  Tensor packed;
-  std::vector<Seen> seen;
-  std::string spec;
-  at::ScalarType dtype;
-  const torchweld::Kernels* made_by;
-  int64_t times;  // packed so far
-
-  bool fresh(c10::ArrayRef<const Tensor*> params, std::string_view wanted) const {
-    if (!packed.defined() || seen.size() != params.size() || made_by != &kernels() ||
-        spec != wanted)
-      return false;
-    for (size_t i = 0; i < params.size(); ++i)
-      if (params[i]->scalar_type() != dtype || !seen[i].same(*params[i])) return false;
-    return true;
-  }
-  void make(at::TensorList params, std::string_view wanted) {
-    clear();
-    packed = call_pack(params, wanted);
-    for (const Tensor& p : params) seen.emplace_back(p);
-    spec = wanted;
-    dtype = params[0].scalar_type();
-    made_by = &kernels();
-    ++times;
-  }
-  void clear() {
-    packed = Tensor();
-    seen.clear();
-  }
-};
-
-PyObject* pack_new(PyTypeObject* type, PyObject*, PyObject*) {
-  auto* self = reinterpret_cast<Pack*>(type->tp_alloc(type, 0));
-  if (!self) return nullptr;
-  new (&self->packed) Tensor();
-  new (&self->seen) std::vector<Seen>();
-  new (&self->spec) std::string();
-  self->made_by = nullptr;
-  self->times = 0;
-  return reinterpret_cast<PyObject*>(self);
-}
-void pack_free(PyObject* object) {
-  auto* self = reinterpret_cast<Pack*>(object);
-  self->packed.~Tensor();
-  self->seen.~vector();
-  self->spec.~basic_string();
-  PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-PyObject* pack_clear(PyObject* self, PyObject*) {
-  reinterpret_cast<Pack*>(self)->clear();
-  Py_RETURN_NONE;
-}
-PyObject* pack_nbytes(PyObject* self, void*) {
-  const Tensor& packed = reinterpret_cast<Pack*>(self)->packed;
-  return PyLong_FromLongLong(packed.defined() ? packed.numel() : 0);
-}
-PyObject* pack_times(PyObject* self, void*) {
-  return PyLong_FromLongLong(reinterpret_cast<Pack*>(self)->times);
-}
-PyMethodDef pack_methods[] = {
-    {"clear", pack_clear, METH_NOARGS, "Drop the packed copy; the next call makes it anew."},
-    {nullptr, nullptr, 0, nullptr}};
-PyGetSetDef pack_getset[] = {
-    {"nbytes", pack_nbytes, nullptr, "Memory of the packed copy, in bytes.", nullptr},
-    {"times", pack_times, nullptr, "How often a copy was made.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyType_Slot pack_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(pack_new)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(pack_free)},
-    {Py_tp_methods, pack_methods},
-    {Py_tp_getset, pack_getset},
-    {Py_tp_doc,
-     const_cast<char*>("A packed copy of a chain's weights; made and checked by forward().")},
-    {0, nullptr}};
-PyType_Spec pack_spec = {"torchweld._C.Pack", sizeof(Pack), 0, Py_TPFLAGS_DEFAULT, pack_slots};
-PyTypeObject* pack_type = nullptr;
-
-// ---- forward ----
 
 struct Names {
   PyObject *parameters, *weight, *bias, *forward;
@@ -327,15 +179,8 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
     if (!may_pack || x.scalar_type() == at::kBFloat16)
       for (const Tensor* t : borrowed) params.push_back(*t);
-    if (may_pack && !(x.dim() && torchweld::composition_is_faster(x, params))) {
-      auto* pack = reinterpret_cast<Pack*>(state.pack);
-      if (!pack->fresh(borrowed, spec)) {
-        if (params.empty())
-          for (const Tensor* t : borrowed) params.push_back(*t);
-        pack->make(params, spec);
-      }
-      packed = pack->packed;
-    }
+    if (may_pack && !(x.dim() && torchweld::composition_is_faster(x, params)))
+      packed = copy_in(state.pack).get(borrowed, spec);
     // Giving the lock away and taking it back is not worth it for a few microseconds of work.
     const bool brief = packed.defined() && packed.numel() <= 256 << 10 && x.numel() <= 1024;
     {

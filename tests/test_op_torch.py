@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -158,6 +159,85 @@ def test_packed_ops_do_not_pretend_to_differentiate() -> None:
         torch.ops.torchweld.chain_packed(x, packed, "gelu/b")
 
 
+# ---- a copy that is found by its number ----
+
+
+def kept_chain(x: Tensor, tensors: list[Tensor], spec: str, number: Tensor) -> Tensor:
+    y: Tensor = torch.ops.torchweld.chain_kept(x, tensors, spec, number)
+    return y
+
+
+def test_a_kept_copy_is_made_once_and_follows_the_weights() -> None:
+    pack, tensors = ops.compiled.Pack(), [W1.clone(), B1, W2, B2]
+    for edit, times in ((False, 1), (False, 1), (True, 2), (False, 2)):
+        if edit:
+            tensors[0].neg_()
+        with kernel_runs("packed"):
+            y = kept_chain(X, tensors, GELU, pack.number)
+        torch.testing.assert_close(y, chain(X, tensors, GELU))
+        assert pack.times == times
+    pack.clear()
+    assert pack.nbytes == 0
+    with kernel_runs("packed"):
+        kept_chain(X, tensors, GELU, pack.number)
+    assert pack.nbytes > 0
+
+
+def test_without_the_copy_of_that_number_the_weights_are_read() -> None:
+    """A graph may outlive the module, and numbers mean nothing in another process."""
+    tensors = [W1, B1, W2, B2]
+    pack = ops.compiled.Pack()
+    gone = pack.number
+    del pack
+    for number in (gone, torch.tensor([10**12]), torch.tensor([1.0]), torch.tensor([1, 2])):
+        with kernel_runs("natural"):
+            y = kept_chain(X, tensors, GELU, number)
+        assert torch.equal(y, chain(X, tensors, GELU))
+
+
+def test_a_gradient_does_not_come_from_a_copy() -> None:
+    pack, x = ops.compiled.Pack(), X.clone().requires_grad_()
+    with kernel_runs("natural"):
+        y = kept_chain(x, [W1, B1, W2, B2], GELU, pack.number)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    (expected,) = torch.autograd.grad(chain(x, [W1, B1, W2, B2], GELU).sum(), x)
+    assert torch.equal(gradient, expected)
+    assert pack.times == 0
+    with torch.autocast("cpu", dtype=torch.bfloat16), kernel_runs("natural"):
+        assert kept_chain(X, [W1, B1, W2, B2], GELU, pack.number).dtype is torch.bfloat16
+
+
+def test_wrong_calls_with_a_number_are_refused_as_without() -> None:
+    pack = ops.compiled.Pack()
+    with torch.no_grad(), kernel_runs(calls=0):
+        for x, tensors in (
+            (X.half(), [W1, B1, W2, B2]),
+            (X[:, :2], [W1, B1, W2, B2]),
+            (X[0, 0], [W1, B1, W2, B2]),
+            (X, [W1, B1, W2]),
+            (X, [W2, B1, W2, B2]),
+        ):
+            for _ in range(2):
+                with pytest.raises(ValueError, match="torchweld: "):
+                    kept_chain(x, tensors, GELU, pack.number)
+
+
+def test_threads_share_a_kept_copy() -> None:
+    pack, tensors = ops.compiled.Pack(), [W1.clone(), B1, W2, B2]
+    other = ops.compiled.Pack()
+    with kernel_runs("packed"):
+        expected = kept_chain(X, tensors, GELU, other.number)
+
+    def calls(_: int) -> bool:
+        return all(
+            torch.equal(kept_chain(X, tensors, GELU, pack.number), expected) for _ in range(200)
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(calls, range(4)))
+    assert pack.times == 1
+
+
 # ---- functions ----
 
 
@@ -281,4 +361,11 @@ def test_opcheck_of_a_group() -> None:
     tensors = group_tensors(parse_spec(QKV), 5, torch.float32)
     x = torch.randn(2, 3, 5, requires_grad=True)
     found = torch.library.opcheck(torch.ops.torchweld.group.default, (x, tensors, QKV))
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_opcheck_of_a_kept_chain() -> None:
+    pack = ops.compiled.Pack()
+    given = (X, [W1, B1, W2, B2], GELU, pack.number)
+    found = torch.library.opcheck(torch.ops.torchweld.chain_kept.default, given)
     assert set(found.values()) == {"SUCCESS"}

@@ -209,12 +209,26 @@ def test_compile_in_inference() -> None:
     run, counter = compiled(mlp)
     with torch.no_grad():
         for _ in range(3):
-            with kernel_runs("natural"):
+            with kernel_runs("packed"):
                 y = run(X)
             torch.testing.assert_close(y, by_hand(mlp, X))
             for parameter in mlp.parameters():
                 parameter.mul_(1.1)
     assert counter.frame_count == 1
+
+
+def test_compiled_without_a_copy() -> None:
+    """Where packing is declined, and where a copy would have to be made at every call."""
+    declined = tw.FusedMLP((31, 64, 16), packing=False).eval()
+    computed = tw.FusedMLP((31, 64, 16)).eval()
+    nn.utils.parametrizations.weight_norm(computed.up)
+    for mlp in (declined, computed):
+        run, _ = compiled(mlp)
+        with torch.no_grad():
+            expected = by_hand(mlp, X)
+            with kernel_runs("natural"):
+                torch.testing.assert_close(run(X), expected)
+        assert mlp.packed_bytes == 0
 
 
 def test_a_dynamic_batch_compiles_once() -> None:
@@ -223,7 +237,7 @@ def test_a_dynamic_batch_compiles_once() -> None:
     with torch.no_grad():
         for rows in (2, 3, 5, 16, 17, 100, 1000):
             x = torch.randn(rows, 31)
-            with kernel_runs(*NOT_PACKED):
+            with kernel_runs("packed"):
                 y = run(x)
             torch.testing.assert_close(y, by_hand(mlp, x))
     assert counter.frame_count == 1
@@ -293,7 +307,7 @@ def test_inductor() -> None:
     model = model_with_neighbours().eval()
     with torch.no_grad():
         run = torch.compile(model, fullgraph=True)
-        with kernel_runs("natural"):
+        with kernel_runs("packed"):
             y = run(X)
         torch.testing.assert_close(y, torch.relu(by_hand(model[1], model[0](X))))
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from torchweld import ops
+from torchweld import ops, repack
 from torchweld.decisions import Choice, Decision
 from torchweld.swap import disabled, is_welded, stats, undo, weld, welded_paths
 
@@ -204,9 +204,85 @@ def test_compiled_as_one_graph(kind: str) -> None:
     run, _ = compiled(model)
     with torch.no_grad():
         for _ in range(2):
-            with kernel_runs("natural"):
+            with kernel_runs("packed"):
                 torch.testing.assert_close(run(X), plain(X))
+    assert stats(model)["1"].copied_bytes > 0
+
+
+def test_a_decision_without_a_copy_is_compiled_without_one() -> None:
+    model, plain = model_of("mlp")
+    weld(model, [decide(MLP, NATURAL, path="1")])
+    run, _ = compiled(model)
+    with torch.no_grad(), kernel_runs("natural"):
+        torch.testing.assert_close(run(X), plain(X))
     assert stats(model)["1"].copied_bytes == 0
+
+
+def test_the_graph_and_the_module_share_a_copy() -> None:
+    model, _ = model_of("mlp")
+    run, _ = compiled(model)
+    with torch.no_grad():
+        for _ in range(2):
+            with kernel_runs("packed", calls=2):
+                assert torch.equal(run(X), model(X))
+    assert model[1]._torchweld.pack.times == 1
+    repack(model)
+    assert stats(model)["1"].copied_bytes == 0
+    with torch.no_grad(), kernel_runs("packed"):
+        run(X)
+    assert model[1]._torchweld.pack.times == 2
+
+
+def _load(model: nn.Module) -> None:
+    model.load_state_dict({name: 0.5 * t for name, t in model.state_dict().items()})
+
+
+def _assign(model: nn.Module) -> None:
+    halves = {name: 0.5 * t for name, t in model.state_dict().items()}
+    model.load_state_dict(halves, assign=True)
+
+
+def _behind_autograd(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+def _fused_step(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=0.1, fused=True).step()
+
+
+@pytest.mark.parametrize("edit", [_load, _assign, _behind_autograd, _fused_step])
+def test_compiled_code_follows_the_weights(edit: Callable[[nn.Module], None]) -> None:
+    model, plain = model_of("gated")
+    run, _ = compiled(model)
+    with torch.no_grad():
+        before = run(X)
+        edit(model)
+        plain.load_state_dict(model.state_dict())
+        with kernel_runs("packed"):
+            y = run(X)
+        assert not torch.allclose(y, before)
+        torch.testing.assert_close(y, plain(X))
+
+
+def test_modules_of_one_class_share_what_is_compiled() -> None:
+    """As where layers are compiled one by one; each has its own copy."""
+    modules = [Mlp().eval() for _ in range(4)]
+    counter = CompileCounterWithBackend("eager")
+    for module in modules:
+        weld(module, [decide(MLP)])
+        module.compile(backend=counter, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            for module in modules:
+                with kernel_runs("packed"):
+                    y = module(X)
+                expected = module.down(module.act(module.up(X)))
+                torch.testing.assert_close(y, expected)
+    assert counter.frame_count == 1
+    assert [module._torchweld.pack.times for module in modules] == [1, 1, 1, 1]
 
 
 def test_a_changing_batch_is_not_compiled_for_each_size() -> None:
@@ -215,7 +291,7 @@ def test_a_changing_batch_is_not_compiled_for_each_size() -> None:
     with torch.no_grad():
         for rows in (4, 5, 6, 7, 30, 300):  # beyond the table too: a graph is for all sizes
             x = torch.randn(rows, K)
-            with kernel_runs(*NOT_PACKED):
+            with kernel_runs("packed"):
                 torch.testing.assert_close(run(x), plain(x))
     assert counter.frame_count == 2
 
@@ -246,7 +322,7 @@ def test_compiled_before_it_was_welded() -> None:
         weld(run, [decide(MLP, path="1")])
         assert is_welded(model[1])
         assert welded_paths(run) == ["1"]
-        with kernel_runs("natural"):
+        with kernel_runs("packed"):
             torch.testing.assert_close(run(X), plain(X))
         with kernel_runs("packed"):
             model(X)
@@ -259,7 +335,7 @@ def test_compiled_before_it_was_welded() -> None:
 def test_compiled_in_place() -> None:
     model, plain = model_of("mlp")
     model.compile(backend="eager", fullgraph=True)
-    with torch.no_grad(), kernel_runs("natural"):
+    with torch.no_grad(), kernel_runs("packed"):
         torch.testing.assert_close(model(X), plain(X))
 
 
@@ -267,10 +343,10 @@ def test_the_welded_module_itself_compiled() -> None:
     module = nn.Linear(K, N).eval()
     weld(module, [decide(LINEAR)])
     run, _ = compiled(module)
-    with torch.no_grad(), kernel_runs("natural"):
+    with torch.no_grad(), kernel_runs("packed"):
         torch.testing.assert_close(run(X), F.linear(X, module.weight, module.bias))
     run, _ = compiled(lambda x: module(input=x))
-    with torch.no_grad(), kernel_runs("natural"):
+    with torch.no_grad(), kernel_runs("packed"):
         torch.testing.assert_close(run(X), F.linear(X, module.weight, module.bias))
 
 
@@ -335,7 +411,7 @@ def test_compiled_code_follows_changes(change: Change) -> None:
     weld(module, [decide(MLP)])
     run, _ = compiled(module)
     with torch.no_grad():
-        with kernel_runs("natural"):
+        with kernel_runs("packed"):
             before = run(X)
         change(module)
         with kernel_runs(calls=0):
@@ -350,7 +426,7 @@ def test_compiled_code_follows_a_function_that_is_an_attribute() -> None:
     weld(module, [decide(GATED)])
     run, _ = compiled(module)
     with torch.no_grad():
-        with kernel_runs("natural"):
+        with kernel_runs("packed"):
             run(X)
         module.act_fn = F.relu
         with kernel_runs(calls=0):
@@ -377,7 +453,7 @@ def test_disabled_is_compiled_as_the_original() -> None:
         run(X)
         with disabled(model), kernel_runs(calls=0):
             assert torch.equal(run(X), plain(X))
-        with kernel_runs("natural"):
+        with kernel_runs("packed"):
             run(X)
 
 
@@ -385,7 +461,7 @@ def test_disabled_is_compiled_as_the_original() -> None:
 def test_inductor() -> None:
     model, plain = model_of("gated")
     run = torch.compile(model, fullgraph=True)
-    with torch.no_grad(), kernel_runs("natural"):
+    with torch.no_grad(), kernel_runs("packed"):
         torch.testing.assert_close(run(X), plain(X))
 
 

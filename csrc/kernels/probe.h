@@ -8,6 +8,9 @@
 // Both return the best of many short rounds: noise only ever takes away.
 #pragma once
 #include <omp.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <cstdint>
 #include <new>
@@ -140,15 +143,33 @@ double probe_fma(torchweld::DType dtype, int threads, double seconds) {
   return 0;
 }
 
-// GB/s over a working set of `bytes`, in whole blocks of 8 vectors, at least one a thread.
+// Memory for a working set, in huge pages where it is large and the system has them: with small ones the page
+// tables are read as well.
+struct ProbeMemory {
+  static constexpr size_t kHuge = 2 << 20;
+  const std::align_val_t alignment;
+  float* const data;
+  explicit ProbeMemory(size_t bytes)
+      : alignment(std::align_val_t(bytes < 2 * kHuge ? 64 : kHuge)),
+        data(static_cast<float*>(::operator new(bytes, alignment))) {
+#if defined(__linux__)
+    if (bytes >= 2 * kHuge) madvise(data, bytes / kHuge * kHuge, MADV_HUGEPAGE);
+#endif
+  }
+  ~ProbeMemory() { ::operator delete(data, alignment); }
+};
+
+// GB/s over a working set of `bytes`, in whole blocks. Each thread reads from four places at once: one stream
+// does not keep the memory busy (38 GB/s against 45 on Zen 3, two threads).
 double probe_read_gbps(size_t bytes, int threads, double seconds) {
-  constexpr int64_t kBlock = int64_t(kProbeReadVecs) * kLanes<float>;
+  constexpr int kStreams = 4, kVecs = kProbeReadVecs / kStreams, L = kLanes<float>;
+  constexpr int64_t kBlock = int64_t(kProbeReadVecs) * L;
   int64_t blocks = int64_t(bytes / sizeof(float)) / kBlock;
   if (blocks < threads) blocks = threads;
   if (blocks < 1) blocks = 1;
   const size_t size = size_t(blocks * kBlock) * sizeof(float);
-  const auto alignment = std::align_val_t(64);
-  float* data = static_cast<float*>(::operator new(size, alignment));
+  const ProbeMemory memory(size);
+  float* data = memory.data;
   const auto start_of = [&](int thread, int team) { return blocks * thread / team * kBlock; };
 
   // Written by the thread that will read it, so that its pages lie in that thread's memory.
@@ -157,14 +178,15 @@ double probe_read_gbps(size_t bytes, int threads, double seconds) {
     for (int64_t i = start_of(thread, team); i < stop; ++i) data[i] = 1.0f;
   });
   const auto work = [&](int thread, int team, int64_t passes) {
-    const int64_t from = start_of(thread, team), stop = start_of(thread + 1, team);
+    const int64_t from = start_of(thread, team),
+                  stream = (start_of(thread + 1, team) - from) / kStreams;
     VecF sum[kProbeReadVecs];
     TW_UNROLL for (int v = 0; v < kProbeReadVecs; ++v)
       sum[v] = VecF{};
     for (int64_t pass = 0; pass < passes; ++pass) {
-      for (int64_t i = from; i < stop; i += kBlock) {
+      for (int64_t i = 0; i < stream; i += kVecs * L) {
         TW_UNROLL for (int v = 0; v < kProbeReadVecs; ++v) {
-          sum[v] += load(data + i + v * kLanes<float>);
+          sum[v] += load(data + from + v / kVecs * stream + i + v % kVecs * L);
         }
       }
       asm volatile("" : : : "memory");  // the next pass must read again
@@ -173,7 +195,6 @@ double probe_read_gbps(size_t bytes, int threads, double seconds) {
       sink<float>(sum[v]);
   };
   const double rate = best_rate(threads, seconds, work, [&](int) { return double(size); });
-  ::operator delete(data, alignment);
   return rate * 1e-9;
 }
 

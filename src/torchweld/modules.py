@@ -21,7 +21,7 @@ from torchweld import ops
 from torchweld.activations import ACTIVATIONS, format_activation, parse_activation
 from torchweld.blocks import Gate, LayerForm, format_spec
 from torchweld.errors import BlockError
-from torchweld.packing import new_pack
+from torchweld.packing import compiling_for_here, new_pack
 
 
 def _not_in_c(*_: object) -> Tensor | None:
@@ -49,6 +49,8 @@ class FusedMLP(nn.Module):
     # Whoever watches calls of modules must leave the children alone: a changed child is called
     # itself, and then it is not this op that is watched.
     runs_whole = True
+
+    __jit_ignored_attributes__ = ("_kept",)
 
     def __init__(
         self,
@@ -142,7 +144,12 @@ class FusedMLP(nn.Module):
         self._names = tuple(self._linears())
         self._specs = [str(form) for form in self._forms()]
         self._spec = ";".join(self._specs)
-        self._pack = new_pack() if packing else None
+        self._new_pack()
+
+    def _new_pack(self) -> None:
+        self._pack = new_pack() if self.packing else None
+        # What a graph holds in its place; not the pack, which a compiler could not look into.
+        self._kept: Tensor | None = None if self._pack is None else self._pack.number
 
     # ---- the children, as they are now ----
 
@@ -204,7 +211,7 @@ class FusedMLP(nn.Module):
             if tensor is not None
         ]
         if not (self.training and self.dropout):
-            return torch.ops.torchweld.chain(x, tensors, format_spec(forms))  # type: ignore[no-any-return]
+            return self._chain(x, tensors, format_spec(forms))
         first = 0
         for i, form in enumerate(forms):
             if i > 0:
@@ -213,6 +220,19 @@ class FusedMLP(nn.Module):
             x = torch.ops.torchweld.chain(x, own, str(form))
             first += form.tensors
         return x
+
+    def _chain(self, x: Tensor, tensors: list[Tensor], spec: str) -> Tensor:
+        ops = torch.ops.torchweld
+        if self._kept is None or self.training or not compiling_for_here() or self._computes():
+            return ops.chain(x, tensors, spec)  # type: ignore[no-any-return]
+        return ops.chain_kept(x, tensors, spec, self._kept)  # type: ignore[no-any-return]
+
+    def _computes(self) -> bool:
+        """Whether a weight is made anew at each call; a copy of it would be too."""
+        for child in self._linears().values():
+            if "weight" not in child._parameters or "bias" not in child._parameters:
+                return True
+        return False
 
     def _children_one_by_one(self, x: Tensor) -> Tensor:
         children = [child for child in self._linears().values() if child is not None]
@@ -272,11 +292,11 @@ class FusedMLP(nn.Module):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pack": None}
+        return {**self.__dict__, "_pack": None, "_kept": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         super().__setstate__(dict(state))  # type: ignore[no-untyped-call]
-        self._pack = new_pack() if self.packing else None
+        self._new_pack()
 
     def extra_repr(self) -> str:
         parts = [f"activation={self.activation!r}"]

@@ -40,6 +40,9 @@ def _register_from_python() -> None:
     def group(x: Tensor, params: list[Tensor], spec: str) -> list[Tensor]:
         return reference.group(x, params, parse_spec(spec))
 
+    def chain_kept(x: Tensor, params: list[Tensor], spec: str, kept: Tensor) -> Tensor:
+        return chain(x, params, spec)
+
     def needs_kernels(*_: object) -> Tensor:
         raise BuildError(f"packed weights need torchweld's kernels: {hardware.build_problem()}")
 
@@ -48,7 +51,8 @@ def _register_from_python() -> None:
     for schema in lines[1:-1]:  # the first and last are C++'s quotes
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         name = schema.partition("(")[0]
-        body = {"chain": chain, "group": group}.get(name, needs_kernels)
+        known = {"chain": chain, "group": group, "chain_kept": chain_kept}
+        body = known.get(name, needs_kernels)
         library.impl(name, body, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     _registered.append(library)
 

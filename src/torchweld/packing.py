@@ -1,19 +1,31 @@
 """Packed copies of weights: whether there are any, how much they cost, and making them anew.
 
-A module that packs keeps a `Pack`. The copy exists for inference only: it is made by the first call
-in eval mode with gradients off, is dropped by `train()`, and is compared at every call with the
-weights as they are: the same storage, version counter, shape and strides, and a sample of 16
-elements of each tensor. What escapes all of these is an edit of few elements behind autograd's back
-(`w.data[0, 0] = 1`, a write through numpy); after one, call `repack`.
+A module that packs keeps a `Pack`; a compiled graph has its number, and finds it by that. The copy
+exists for inference only: it is made by the first call in eval mode with gradients off, is dropped
+by `train()`, and is compared at every call with the weights as they are: the same storage, version
+counter, shape and strides, and a sample of 16 elements of each tensor. What escapes all of these is
+an edit of few elements behind autograd's back (`w.data[0, 0] = 1`, a write through numpy); after
+one, call `repack`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from torchweld import ops
+
+# New in torch 2.7.
+exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def compiling_for_here() -> bool:
+    """Whether a graph is being made that will run in this process, where the copies are."""
+    return is_dynamo_compiling() and not exporting()
 
 
 def new_pack() -> Any:

@@ -182,6 +182,18 @@ class Compiled(Foreign):
         return call_of(torch.compile(self.model, dynamic=False), self.workload)
 
 
+class CompiledWelded(Torchweld):
+    """`torch.compile(tw.fuse(model, inputs))`: the welded op in a compiled graph."""
+
+    countable = False
+
+    def prepare(self, number: int = 0) -> Call:
+        torch._dynamo.reset()
+        self.show()
+        self.workload = self.workloads[number]
+        return call_of(torch.compile(self.model, dynamic=False), self.workload)
+
+
 # ---- through ONNX ----
 
 
@@ -271,6 +283,7 @@ class OpenVino(OnnxRuntime):
 RUNTIMES: dict[str, Callable[[], Eager]] = {
     "eager": Eager,
     "compile": Compiled,
+    "compile-welded": CompiledWelded,
     "onnxruntime": OnnxRuntime,
     "openvino": OpenVino,
     "torchweld": Torchweld,

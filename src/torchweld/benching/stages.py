@@ -100,7 +100,7 @@ class LocalSide:
 
 
 def is_foreign(name: str) -> bool:
-    """Whether it gets a process of its own; `compile-max` and `compile:inductor` are compile's."""
+    """Whether it gets a process of its own; `compile-…` and `compile:…` are compile's."""
     return name.startswith(FOREIGN)
 
 

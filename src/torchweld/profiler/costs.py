@@ -31,7 +31,7 @@ _MODELS: dict[str, Model] = {
     "_mkl_linear": products.mkl_linear,
     "mkldnn_linear_backward_input": products.linear_backward_input,
     "mkldnn_linear_backward_weights": products.linear_backward_weights,
-    "chain": products.chain,
+    **dict.fromkeys(("chain", "chain_kept"), products.chain),
     "group": products.group,
     **dict.fromkeys(("chain_packed", "group_packed"), products.packed),
     "_convolution_pointwise": products.convolution,

@@ -1,26 +1,24 @@
 """A welded module inside a graph: torch.compile, torch.export, AOTInductor, torch.jit.trace.
 
-The graph gets the op that reads the weights where they lie, if the decision has a fused kernel for
-each of its row ranges: a graph is made once for all row counts, so the table cannot be asked. Else
-it gets the original code. Nothing is kept, counted or warned about while a graph is being made, so
-that a compiler can follow every step, and guards what was looked at.
+The graph gets the op, if the decision has a fused kernel for each of its row ranges: a graph is
+made once for all row counts, so the table cannot be asked. Else it gets the original code. What is
+compiled for this process may read the module's packed copy; what is exported or traced reads the
+weights where they lie, since it may run anywhere. Nothing is kept, counted or warned about while a
+graph is being made, so that a compiler can follow every step, and guards what was looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from torchweld.packing import exporting
 from torchweld.welding.structure import inside
 
 if TYPE_CHECKING:
     from torchweld.welding.joint import Joint
-
-# New in torch 2.7.
-_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def recording() -> bool:
@@ -54,9 +52,16 @@ def record(
         if tensor is None:
             return None
         tensors.append(tensor)
-    if joint.infers and _wants_gradients(x, tensors):
+    portable = exporting() or torch._C._get_tracing_state() is not None
+    # What is exported or traced in eval mode is for inference, whatever the gradient mode.
+    gradients = not portable and _wants_gradients(x, tensors)
+    if joint.infers and gradients:
         return None
-    y: Tensor = torch.ops.torchweld.chain(x, tensors, joint.spec)
+    y: Tensor
+    if joint.kept is None or portable or training or gradients:
+        y = torch.ops.torchweld.chain(x, tensors, joint.spec)
+    else:
+        y = torch.ops.torchweld.chain_kept(x, tensors, joint.spec, joint.kept)
     scale = joint.decision.block.scale
     return y if scale == 1.0 else y * scale
 
@@ -67,9 +72,6 @@ def _to_onnx() -> bool:
 
 
 def _wants_gradients(x: Tensor, tensors: list[Tensor]) -> bool:
-    """What is exported or traced in eval mode is for inference, whatever the gradient mode."""
-    if _exporting() or torch._C._get_tracing_state() is not None:
-        return False
     wanted = x.requires_grad
     for tensor in tensors:
         wanted = wanted or tensor.requires_grad

@@ -82,6 +82,9 @@ class Joint:
         drops_out = any(p > 0 for p in (*block.dropout, *structure.dropout()))
         self.trains = decision.training and seen and not drops_out
         self.pack = new_pack()
+        # What a graph holds in place of the pack, if there is to be a packed copy.
+        packed = any(choice.packed and choice.backend == "cpu" for choice in decision.choices)
+        self.kept: Tensor | None = self.pack.number if packed and self.pack is not None else None
         self.bound: Bound | None = None
         self.counts: dict[str, int] = {}
         self.said: list[str] = []
