@@ -28,29 +28,44 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Around the body of the test alone: what fixtures launch does not count."""
-    __tracebackhide__ = True
-    mark = pyfuncitem.get_closest_marker("torchweld")
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Around the body of the test alone: what fixtures launch does not count.
+
+    Of a unittest.TestCase, setUp and tearDown are part of the body: pytest runs them as one.
+    """
+    mark = item.get_closest_marker("torchweld")
     if mark is None:
         return (yield)
     guesses, backward = _guesses(mark)
     from torchweld.errors import TorchweldError
-    from torchweld.expecting import expect
+    from torchweld.expecting import ExpectationError, expect
 
+    wrong = ""
     try:
         expected = expect(backward=backward, **guesses)
     except TorchweldError as error:
-        pytest.fail(f"@pytest.mark.torchweld: {error}", pytrace=False)
-    with expected:
-        return (yield)
+        wrong = f"@pytest.mark.torchweld: {error}"
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+    ended = False
+    try:
+        with expected:
+            result = yield
+            ended = True
+    except ExpectationError as error:
+        if not ended:  # the test's own, with lines of its own
+            raise
+        wrong = str(error)
+    if wrong:  # a traceback would be of this file
+        pytest.fail(wrong, pytrace=False)
+    return result
 
 
 def _guesses(mark: pytest.Mark) -> tuple[dict[str, Any], bool]:
     given = dict(mark.kwargs)
     guesses, backward = given.pop("expect", None), given.pop("backward", False)
-    if mark.args or given or not isinstance(guesses, Mapping):
+    if mark.args or given or not isinstance(guesses, Mapping) or not isinstance(backward, bool):
         shown = ", ".join([*map(repr, mark.args), *(f"{k}={v!r}" for k, v in mark.kwargs.items())])
         pytest.fail(
             f"@pytest.mark.torchweld({shown}) is not understood; write "
@@ -58,7 +73,7 @@ def _guesses(mark: pytest.Mark) -> tuple[dict[str, Any], bool]:
             "backward pass too",
             pytrace=False,
         )
-    return dict(guesses), bool(backward)
+    return dict(guesses), backward
 
 
 class WeldCompare(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from tests.profiles import make_peaks
 from torch import nn
+from torch.profiler import profile
 
 import torchweld as tw
 from torchweld import hardware, ops
@@ -19,7 +21,7 @@ from torchweld.decisions import Choice
 from torchweld.measuring import Comparison
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
-from torchweld.planning import planner, timing, tuning, whole
+from torchweld.planning import ceiling, planner, timing, tuning, whole
 from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Plan, Trial, Tuning
 from torchweld.planning.text import sentence
@@ -71,6 +73,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(timing, "compare", compare)
     monkeypatch.setattr(whole, "compare", compare)
+    monkeypatch.setattr(ceiling, "compare", compare)
     monkeypatch.setattr(planner, "_predicted", lambda *args: 0.0)
     made = make_peaks(threads=torch.get_num_threads())
     monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
@@ -356,6 +359,38 @@ def test_inputs_that_the_model_does_not_take(inputs: Any) -> None:
     with pytest.raises(tw.TorchweldError):
         tw.plan(model, inputs)
     assert not welded_paths(model)
+
+
+# ---- the ceiling ----
+
+
+def test_a_stub_computes_nothing_and_reads_its_weights_outside_of_the_clock() -> None:
+    """By a clock that goes on by a second whenever somebody looks."""
+    model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4, dtype=torch.float32)).eval()
+    blocks = list(tw.find(model, torch.randn(3, 8)))
+    assert [block.path for block in blocks] == [""]
+    x, outputs = torch.randn(3, 8), []
+    ticks = itertools.count()
+    side = ceiling.StubSide(model, blocks, lambda: outputs.append(model(x)), lambda: next(ticks))
+    with profile() as recorded:
+        # Three looks at each call: the stub's two, and one of the side before or after.
+        assert side.time(1) == 2.0
+        assert side.time(2) == 3.0
+    names = [event.name for event in recorded.events()]
+    assert "aten::addmm" not in names
+    assert names.count("aten::sum") == 3 * 4
+    assert {y.shape for y in outputs} == {(3, 4)}
+    assert "forward" not in model.__dict__
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_all_bytes_of_a_weight_are_read(dtype: torch.dtype) -> None:
+    weight = torch.zeros(7, 6, dtype=dtype)
+    for view in (weight, weight.t(), weight[2:]):
+        numbers = ceiling._memory_of(view)
+        assert numbers.dtype is torch.float32
+        assert numbers.data_ptr() <= view.data_ptr() < numbers.data_ptr() + 4
+        assert 0 <= view.nbytes - numbers.nbytes < 8
 
 
 # ---- telling ----

@@ -100,6 +100,50 @@ class TestSeveral:
     done.assert_outcomes(passed=3, failed=3)
     done.stdout.fnmatch_lines(["*1 of 1 guess did not hold*", "*linear*3*2*<-*"])
     done.stdout.no_fnmatch_line("*torchweld_pytest.py:*")
+    done.stdout.no_fnmatch_line("*traceback*")
+
+
+def test_the_mark_holds_a_unittest_case_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        MODEL
+        + """
+import unittest
+
+
+class Case(unittest.TestCase):
+    @pytest.mark.torchweld(expect=dict(linear=2))
+    def test_right(self):
+        model(x)
+
+    @pytest.mark.torchweld(expect=dict(linear=5))
+    def test_wrong(self):
+        model(x)
+
+    @pytest.mark.torchweld(expect=dict(linear=5))
+    def test_broken(self):
+        self.assertEqual(1, 2)
+"""
+    )
+    done = pytester.runpytest_inprocess()
+    done.assert_outcomes(passed=1, failed=2)
+    done.stdout.fnmatch_lines_random(["*1 of 1 guess did not hold*", "*AssertionError: 1 != 2*"])
+
+
+def test_an_expectation_that_fails_inside_a_test_shows_its_line(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        MODEL
+        + """
+import torchweld
+
+
+@pytest.mark.torchweld(expect=dict())
+def test_it():
+    raise torchweld.expecting.ExpectationError("my own")
+"""
+    )
+    done = pytester.runpytest_inprocess()
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*> *raise torchweld.expecting.ExpectationError(*"])
 
 
 def test_a_test_that_fails_by_itself_shows_its_own_error(pytester: pytest.Pytester) -> None:
@@ -130,6 +174,8 @@ def test_after_it():
         ("linear=3", "*torchweld(linear=3) is not understood; write*"),
         ("", "*torchweld() is not understood; write*"),
         ("dict(linear=3)", "*is not understood; write*"),
+        ("expect=dict(linear=3), backward='yes'", "*is not understood; write*"),
+        ("expect=dict(linear='two')", "@pytest.mark.torchweld: linear='two' is no guess; write *"),
     ],
 )
 def test_a_mark_that_makes_no_sense_says_what_does(
@@ -142,6 +188,7 @@ def test_a_mark_that_makes_no_sense_says_what_does(
     done.assert_outcomes(failed=1)
     done.stdout.fnmatch_lines([said])
     done.stdout.no_fnmatch_line("*1 == 2*")  # it did not run
+    done.stdout.no_fnmatch_line("*another exception*")
 
 
 def test_the_mark_is_listed(pytester: pytest.Pytester) -> None:

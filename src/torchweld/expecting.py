@@ -52,7 +52,13 @@ class ExpectationError(AssertionError):
 def check_profile(
     profile: Profile, guesses: Mapping[str, int | str], *, backward: bool = False
 ) -> Verdict:
-    """The same guesses about one step of a live profile, or about everything in a trace."""
+    """Checks guesses, as `expect` takes them, against what a profile recorded.
+
+    Counted are the ops that do work (the leaf rule of `profiler/launches.py`), those of the forward
+    pass alone unless `backward`: of the one step of a live profile; of the last whole step of a
+    trace, or of all of it where it has not two. Times take no part. Raises TorchweldError for a
+    counter that does not exist.
+    """
     parsed = parse_guesses(guesses)
     launches = launches_of(nodes_of_profile(profile))
     return judge(parsed, {}, [x for x in launches if backward or x.forward])

@@ -33,7 +33,7 @@ def test_numbers_of_an_activation_stay_with_it() -> None:
 
 
 def test_an_option_without_a_value_is_an_empty_grid() -> None:
-    with pytest.raises(TorchweldError, match=r"--rows ', ' has no value; the grid is empty"):
+    with pytest.raises(TorchweldError, match=r"--rows ', ' names nothing, and the grid is empty"):
         listed("--rows", [", "])
 
 

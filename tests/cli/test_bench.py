@@ -13,12 +13,15 @@ import pytest
 from rich.console import Console
 from tests.benching.samples import FakeCompare, case, cell, comparison
 from tests.benching.samples import bench as made_bench
+from tests.cli.texts import line_with, squeezed
 
 from torchweld import hardware
 from torchweld.benching import Bench, Case, Latency, Mlp, choosing, summarise
 from torchweld.cli import bench_running
 from torchweld.cli.bench_running import Keeper
 from torchweld.measuring import Verdict
+from torchweld.models import MODELS
+from torchweld.planning import planner
 from torchweld.report.bench import bench_head, bench_sections
 from torchweld.report.style import to_text
 
@@ -27,14 +30,6 @@ SMALL = ("--block", "gelu", "--sizes", "8x16x4", "--rows", "3")
 NEEDS_KERNELS = pytest.mark.skipif(
     hardware.build_problem() is not None, reason="needs the compiled kernels"
 )
-
-
-def squeezed(text: str) -> str:
-    return " ".join(text.split())
-
-
-def line_with(text: str, out: str) -> str:
-    return next(line for line in out.splitlines() if text in line)
 
 
 # ---- tables ----
@@ -142,6 +137,16 @@ def test_single_calls_and_callers_have_tables_of_their_own(bench: Bencher) -> No
     assert [row[5] for row in rows] == ["eager", "eager"]
 
 
+def test_single_calls_and_callers_are_hot_and_say_so_where_the_rest_is_cold(
+    bench: Bencher,
+) -> None:
+    options = ("--backend", "torch", "--latency", "--callers", "2", "--seconds", "0.05", "--cold")
+    _, out, _ = bench(*SMALL, *options)
+    assert "weights cold" in out
+    assert "taken in turn, weights hot; –" in out
+    assert "windows in turn, weights hot; speed" in out
+
+
 @NEEDS_KERNELS
 def test_packed_weights_are_accounted_for(bench: Bencher) -> None:
     _, out, _ = bench(*SMALL)
@@ -193,7 +198,13 @@ def test_every_combination_of_lists_is_measured(bench: Bencher) -> None:
         (("--rows", "0"), "rows '0': expected a whole number of at least 1"),
         (("--rows", ","), "the grid is empty"),
         (("--seconds", "-1"), "seconds is -1.0"),
+        (("--against", ""), "--against '' names nothing"),
+        (("--preset", ""), "unknown preset ''"),
         (("--callers", "0"), "0 is not in the range"),
+        (("--callers", "5000"), "callers are 5000; expected at most 1000"),
+        (("--seed", "-1"), "seed is -1; expected a whole number from 0"),
+        (("gpt", "--seed", "4294967296"), "seed is 4294967296; expected"),
+        (("--history", "runs.sqlite"), "is the file that --save NAME keeps a run in; add that"),
         (("--json", "--csv"), "give one, and --out for the other"),
         (("--input", "8x8"), "--input goes with a TARGET"),
         (("--plan", "plan.json"), "--plan goes with a TARGET"),
@@ -227,8 +238,17 @@ def test_a_peer_that_is_not_installed_is_left_out_and_it_is_said(
 # ---- a whole model ----
 
 
-def test_a_model_is_measured_on_its_inputs(bench: Bencher, fake: FakeCompare) -> None:
-    code, out, err = bench("policy", "--seconds", "0.05")
+@pytest.fixture
+def policy_plan(tmp_path: Path, one_thread: None) -> str:
+    """A file with a plan for the built-in policy that welds by force: tuning is not tested here."""
+    model, given = MODELS["policy"].build()
+    planner.plan(model, given, force=True).save(tmp_path / "plan.json")
+    return str(tmp_path / "plan.json")
+
+
+@pytest.mark.usefixtures("brief_profiles")
+def test_a_model_is_measured_on_its_inputs(bench: Bencher, policy_plan: str) -> None:
+    code, out, err = bench("policy", "--seconds", "0.05", "--plan", policy_plan)
     assert (code, err) == (0, "")
     assert out.startswith("policy; torch")
     assert "plan: " in out
@@ -253,6 +273,18 @@ def test_a_model_that_cannot_be_timed_leaves_nothing_behind(
     assert "Adds changes its input '2x8 float32': rounds would not do the same work" in err
     assert len(fake.calls) == before
     assert not (tmp_path / "found.json").exists()
+
+
+@pytest.mark.usefixtures("brief_profiles")
+def test_what_a_model_prints_is_no_part_of_the_data(bench: Bencher, tmp_path: Path) -> None:
+    file = tmp_path / "prints.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make():\n    print('made')\n    return nn.Tanh(), torch.randn(2, 8)\n"
+    )
+    _, out, err = bench(f"{file}:make", "--seconds", "0.05", "--json")
+    assert Bench.from_dict(json.loads(out)).target == f"{file}:make"
+    assert "made" in err
 
 
 # ---- progress ----
@@ -288,3 +320,29 @@ def test_figures_that_are_not_known_are_dashes(bench: Bencher, fake: FakeCompare
     shown = to_text(bench_sections(done, summarise(done), 100), 100)
     assert "–→–" in shown
     assert "left out in 3 × 8→16→4 gelu fp32: cpu: it cannot" in shown
+
+
+def test_one_reason_of_all_sides_is_told_once() -> None:
+    one = cell(case(), {"cpu": None, "torch": None})
+    one = replace(one, results=tuple(replace(r, refused="no room") for r in one.results))
+    done = made_bench([one])
+    shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
+    assert "left out in 3 × 8→16→4 gelu fp32: eager, cpu, torch: no room" in shown
+    assert shown.count("no room") == 1
+
+
+def test_an_error_that_cannot_be_told_is_not_shown_as_a_figure() -> None:
+    one = cell(case(), {"cpu": comparison(2.0)})
+    eager, ours = one.results
+    assert ours.check is not None
+    ours = replace(ours, check=replace(ours.check, error_ratio=math.nan))
+    done = made_bench([replace(one, results=(eager, ours))])
+    shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
+    assert "; output error 0.50 of what the numerical rule allows; " in shown
+
+
+def test_a_remedy_is_named_as_the_option_it_is() -> None:
+    wide = replace(comparison(2.0, "not measured"), reason="too wide; a larger budget_s is needed")
+    done = made_bench([cell(case(), {"cpu": wide})])
+    shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
+    assert "too wide; a larger --seconds is needed" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -12,25 +13,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.benching.samples import FakeCompare
+from tests.cli.texts import line_with, squeezed
 
 from torchweld import hardware
 from torchweld.benching import Bench, runtimes, timing
-from torchweld.history import History
+from torchweld.errors import TorchweldError
+from torchweld.history import History, Recording
 
 Bencher = Callable[..., tuple[int, str, str]]
 SMALL = ("--block", "gelu", "--sizes", "8x16x4", "--rows", "3")
-
-
-def squeezed(text: str) -> str:
-    return " ".join(text.split())
-
-
-def line_with(text: str, out: str) -> str:
-    return next(line for line in out.splitlines() if text in line)
 
 
 # ---- JSON, CSV, files, history ----
@@ -70,6 +66,20 @@ def test_files_are_written_whole_and_never_replaced_by_accident(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.json"]
 
 
+def test_a_full_disk_does_not_take_the_tables_along(
+    bench: Bencher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, out, err = bench(*SMALL, "--backend", "torch", "--out", str(tmp_path / "a.json"))
+    assert code == 2
+    assert "cannot be written: [Errno 28] No space left on device" in err
+    assert "torch is 3.20x as fast as eager" in squeezed(out)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_is_kept_cell_by_cell(bench: Bencher, tmp_path: Path) -> None:
     file = tmp_path / "runs.sqlite"
     options = ("--rows", "1,2", "--backend", "torch", "--save", "main", "--history", str(file))
@@ -85,6 +95,31 @@ def test_a_run_is_kept_cell_by_cell(bench: Bencher, tmp_path: Path) -> None:
     assert cells[0].samples["torch log_ratios"] == (0.5, 0.6)
     code, out, _ = bench("--block", "tiny", "--save", "not a name", "--history", str(file))
     assert (code, out) == (2, "")
+
+
+def test_a_history_that_is_full_takes_nothing_from_the_run(
+    bench: Bencher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first cell is kept; then the disk is full, and all that was measured is shown."""
+    real = Recording.add
+
+    def add(self: Recording, name: str, *values: Any) -> None:
+        if name.startswith("2 ×"):
+            raise TorchweldError("the disk is full; free some space")
+        real(self, name, *values)
+
+    monkeypatch.setattr(Recording, "add", add)
+    file, out_file = tmp_path / "runs.sqlite", tmp_path / "found.json"
+    options = ("--rows", "1,2,3", "--backend", "torch", "--save", "main", "--history", str(file))
+    code, out, err = bench("--block", "gelu", "--sizes", "8x16", *options, "--out", str(out_file))
+    assert code == 2
+    assert "the disk is full; free some space" in err
+    assert "geometric mean of 3 cells" in squeezed(out)
+    assert len(Bench.from_dict(json.loads(out_file.read_text())).cells) == 3
+    with History.open(file) as history:
+        (kept,) = history.runs("main")
+        assert not kept.finished
+        assert [one.cell[:3] for one in kept.cells] == ["1 ×"]
 
 
 # ---- how it ends ----
@@ -159,7 +194,11 @@ def test_ctrl_c_ends_a_real_run_with_what_it_has(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torchweld", "bench", "--block", "gelu", "--sizes", "8x16"]
     command += ["--rows", ",".join(map(str, range(1, 200))), "--backend", "torch"]
     command += ["--seconds", "0.05", "--out", str(out_file), "--save", "main"]
-    environment = {**os.environ, "TORCHWELD_HISTORY": str(tmp_path / "runs.sqlite")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",  # a second one waits, where the suite runs beside others
+        "TORCHWELD_HISTORY": str(tmp_path / "runs.sqlite"),
+    }
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command,

@@ -6,15 +6,20 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.benching.samples import FakeCompare
 from tests.block_profiles import blocks
+from torch import nn
 
 from torchweld.cli import fuse as fuse_verb
 from torchweld.cli import profile as profile_verb
 from torchweld.cli.main import run
 from torchweld.history import Fingerprint, History, store
+from torchweld.inputs import as_workloads
+from torchweld.planning import planner, whole
 from torchweld.planning.plan import Plan, Whole
 
 Captured = pytest.CaptureFixture[str]
@@ -115,6 +120,18 @@ def test_two_runs_are_compared_cell_by_cell(say: Say) -> None:
     ratios = {(row["cell"], row["figure"]): row["ratio"] for row in data["rows"]}
     assert ratios["a", "fused_us"] == pytest.approx(1.5)
     assert ratios["b", "fused speed-up"] == pytest.approx(0.5)
+
+
+def test_runs_without_a_figure_in_common_have_no_table(say: Say) -> None:
+    keep("old", {"a": 2.0})
+    keep("new", {"b": 2.0})
+    code, out, _ = say("history", "compare", "old", "new")
+    assert code == 0
+    assert out.splitlines()[2:] == [
+        "only in A: a",
+        "only in B: b",
+        "no cell of one name has figures in both",
+    ]
 
 
 def test_a_run_is_compared_with_the_one_before(say: Say) -> None:
@@ -218,7 +235,7 @@ def test_another_file_is_named_before_or_after_the_verb(say: Say, tmp_path: Path
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """`fuse` plans without measuring, and this comes out."""
-    whole = Whole(
+    one = Whole(
         workload="1x64 float32",
         verdict="faster",
         speedup=2.0,
@@ -237,7 +254,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Plan:
         fingerprint="",
         torch=torch.__version__,
         planned=(),
-        whole=(whole,),
+        whole=(one,),
     )
     monkeypatch.setattr(fuse_verb, "make_plan", lambda *_, **__: made)
     return made
@@ -255,6 +272,37 @@ def test_a_plan_is_kept_and_shown(say: Say, planned: Plan) -> None:
     assert "saved_us" not in out  # no time that should be small
     data = json.loads(say("history", "show", "main", "--json")[1])
     assert data["cells"][-1]["data"]["plan"]["model"] == "Policy"
+
+
+def test_a_plan_is_kept_with_the_rounds_of_the_whole_model(
+    say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(whole, "compare", FakeCompare(speedup=3.2))
+
+    def make_plan(model: nn.Module, given: list[Any], **_: object) -> Plan:
+        """Welds by force, and times the whole all the same."""
+        made = planner.plan(model, given, force=True)
+        (workload,) = as_workloads(given)
+        one = whole.measure_whole(
+            model,
+            made.decisions,
+            made.planned,
+            workload,
+            training=False,
+            budget_s=1.0,
+            predict=lambda step_us: 0.0,
+        )
+        return replace(made, whole=(one,))
+
+    monkeypatch.setattr(fuse_verb, "make_plan", make_plan)
+    file = tmp_path / "plan.json"
+    assert say("fuse", "policy", "--no-profile", "--save", "main", "--out", str(file))[0] == 0
+    timed, plan = json.loads(say("history", "show", "main", "--json")[1])["cells"]
+    assert timed["data"]["speedup"] == 3.2
+    assert timed["samples"] == {"log_ratios": [0.5, 0.6], "control_log_ratios": [0.0, 0.1]}
+    assert plan["samples"] == {}
+    assert "log_ratios" not in file.read_text()  # a plan stays small
+    assert "log_ratios" not in json.dumps(plan["data"])
 
 
 def test_a_profile_is_kept_by_module(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

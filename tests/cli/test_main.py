@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -91,6 +92,16 @@ def test_the_module_is_the_command() -> None:
     done = subprocess.run([*PYTHON_M, "weld"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", ["info", "info --json", "--help"])
+def test_a_full_disk_behind_stdout_is_said(arguments: str) -> None:
+    command = [*PYTHON_M, *arguments.split()]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "torchweld: what it had to say is lost: No space left on device\n"
 
 
 # One line meets the closed pipe when it is flushed; 2000 fill the pipe and meet it while writing.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import torchweld as tw
+from torchweld.discovery.found import Refusal
 from torchweld.errors import NotMeasuredError
 from torchweld.gating.counters import NAMES, Counters, count_step
 from torchweld.gating.outcome import Change, changes_of, lost_blocks
@@ -169,8 +170,10 @@ def test_a_change_of_the_models_own_forward_is_the_steps() -> None:
 def test_a_block_is_lost_with_the_reason() -> None:
     before, after = counters(welded=("a", "b", "c")), counters(welded=("a",))
     after = Counters(own=after.own, welded=after.welded, reasons={"c": "rows"})
-    found = lost_blocks(before, after, {"b": "a layer norm between the Linears"})
-    assert [(one.path, one.reason) for one in found] == [
-        ("b", "a layer norm between the Linears"),
+    norm = "a layer norm between the Linears"
+    refusal = Refusal(path="b", kind="Mlp", reason=norm, op="aten.layer_norm", where="model.py:7")
+    found = lost_blocks(before, after, {"b": refusal})
+    assert [(one.path, one.why) for one in found] == [
+        ("b", f"{norm} (aten.layer_norm, model.py:7)"),
         ("c", "rows"),
     ]

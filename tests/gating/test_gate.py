@@ -81,8 +81,10 @@ def test_a_block_that_is_no_longer_found_fails_with_its_name_and_the_reason(
     assert code == 1
     assert "FAILED" in said
     assert "blocks welded: 2 → 0, worse" in said
-    assert "layers.* is not fused: " in said
-    assert "norm" in said.partition("is not fused: ")[2].splitlines()[0]
+    lines = (folders / "norm" / "model.py").read_text().splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "self.between(self.act" in text)
+    why = f"a layer norm between the Linears (aten.layer_norm, model.py:{line})"
+    assert f"layers.* is not fused: {why}\n" in said
     assert "kernels: 5 → 11 (+6), worse" in said
     assert "in layers.*: 1 → 4 (+3), worse" in said
     command = "torchweld gate --baseline main model.py:make --no-time --accept"
@@ -135,6 +137,8 @@ def test_json_has_the_same(folders: Path, gate: Gate) -> None:
     found = json.loads(said)
     assert (code, found["code"], found["verdict"]) == (1, 1, "failed")
     assert [one["path"] for one in found["lost"]] == ["layers.0", "layers.1"]
+    assert found["lost"][0]["op"] == "aten.layer_norm"
+    assert found["lost"][0]["where"].startswith("model.py:")
     assert {"counter": "kernels", "module": "", "before": 5, "after": 11, "worse": True} in found[
         "changes"
     ]
@@ -367,10 +371,35 @@ def test_a_history_that_cannot_be_made_fails_before_anything_is_measured(
     assert "--history FILE or TORCHWELD_HISTORY" in said
 
 
-def test_two_rivals_are_one_too_many(folders: Path, gate: Gate) -> None:
-    code, said = gate("good", "--against", "gpt", "--against-worktree", ".")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--against", "gpt", "--against-worktree", "."), "both name a rival; give one"),
+        (("--against", "gpt", "--no-time"), "--against names a rival to time against, which --no"),
+        (("--against-worktree", ".", "--accept"), "which --accept does not do; leave one out"),
+        (("--quick",), "--quick shortens the tuning of --accept"),
+    ],
+)
+def test_options_that_would_not_be_heard_are_refused(
+    folders: Path, gate: Gate, options: tuple[str, ...], message: str
+) -> None:
+    code, said = gate("good", *options)
     assert code == 2
-    assert "give one" in said
+    assert message in said
+    assert not (folders / "history.sqlite").exists()
+
+
+def test_what_a_model_prints_is_no_part_of_the_data(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    write_model(tmp_path / "good", slow="def slow_down(): print('made')")
+    monkeypatch.chdir(tmp_path / "good")
+    for options in (["--accept"], []):
+        command = ["gate", "--baseline", "main", "model.py:make", "--no-time", "--json", *options]
+        assert run(command) == 0
+        out, err = capsys.readouterr()
+        assert "made" in err
+        json.loads(out)
 
 
 def test_a_baseline_that_this_release_cannot_read_says_how_to_make_it_again(

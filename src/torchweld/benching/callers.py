@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from torchweld.errors import TorchweldError
+
 Call = Callable[[], Any]
 Task = tuple[Call, float]
 
@@ -31,8 +33,15 @@ class Callers:
         self._threads = [
             threading.Thread(target=self._work, args=(tasks,), daemon=True) for tasks in self._tasks
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:  # the system gives no more
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self.end()
+            raise TorchweldError(
+                f"{len(self._threads)} of {count} callers could be started ({error}); give fewer"
+            ) from error
 
     def rate(self, call: Call, seconds: float) -> float:
         """Calls a second that all of them together finish, in a window of about `seconds`."""

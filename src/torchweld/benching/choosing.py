@@ -22,10 +22,14 @@ from torchweld.names import known
 _CPU = torch.device("cpu")
 
 PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
-MODEL_PEERS = ("eager", "compile", "onnxruntime", "openvino")
+MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
 OWN_MODEL = "torchweld"
 FLOAT32_ONLY = ("onnxruntime", "openvino")
 NEEDED = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx")}
+# What numpy takes, of those that draw numbers here.
+LEAST_BAD_SEED = 2**32
+# Each is a thread with a team of its own.
+MOST_CALLERS = 1000
 MODEL_NEEDED = {name: (*modules, "onnxscript") for name, modules in NEEDED.items()}
 
 
@@ -181,6 +185,10 @@ def _bench(
 ) -> Bench:
     if not (math.isfinite(seconds) and seconds > 0.0):
         raise TorchweldError(f"seconds is {seconds}; expected a number above 0, such as 1.5")
+    if not 0 <= seed < LEAST_BAD_SEED:
+        raise TorchweldError(f"seed is {seed}; expected a whole number from 0 to 2**32 - 1")
+    if callers > MOST_CALLERS:
+        raise TorchweldError(f"callers are {callers}; expected at most {MOST_CALLERS}")
     here = hardware.hardware()
     return Bench(
         torch=torch.__version__,

@@ -51,7 +51,10 @@ def listed(option: str, values: Sequence[str]) -> list[str]:
             elif text:
                 items.append(text)
     if values and not items:
-        raise TorchweldError(f"{option} {' '.join(values)!r} has no value; the grid is empty")
+        raise TorchweldError(
+            f"{option} {' '.join(values)!r} names nothing, and the grid is empty; give a value, or "
+            "leave the option out"
+        )
     return list(dict.fromkeys(items))
 
 

@@ -88,11 +88,15 @@ def _failures(bench: Bench) -> Iterator[str]:
 
 
 def _refusals(bench: Bench) -> dict[str, tuple[str, ...]]:
+    """Who was left out and why -> the cells; sides with the same reason together."""
     found: dict[str, list[str]] = {}
     for cell in bench.cells:
+        names: dict[str, list[str]] = {}
         for result in cell.results:
             if result.refused and (result.name not in bench.backends or result.check is None):
-                found.setdefault(f"{result.name}: {result.refused}", []).append(cell.name)
+                names.setdefault(result.refused, []).append(result.name)
+        for reason, sides in names.items():
+            found.setdefault(f"{', '.join(sides)}: {reason}", []).append(cell.name)
     return {reason: tuple(cells) for reason, cells in found.items()}
 
 

@@ -18,12 +18,14 @@ from torchweld.benching.presets import PRESETS, preset_cases
 from torchweld.benching.rows import csv_text
 from torchweld.benching.sources import TargetSource
 from torchweld.cli.bench_running import Keeper, run_cases, run_model
+from torchweld.cli.data_only import data_only
 from torchweld.cli.history import history_option
 from torchweld.cli.keeping import keeping
 from torchweld.cli.screen import put, screen
 from torchweld.cli.writing import check_targets
 from torchweld.errors import TorchweldError
 from torchweld.files import write_whole
+from torchweld.names import known
 from torchweld.planning.plan import Plan
 from torchweld.report.bench import bench_head, bench_sections, note_lines
 
@@ -41,6 +43,8 @@ def check_options(options: dict[str, Any]) -> None:
         option = named.get(odd[0], f"--{odd[0]}")
         why = "measures blocks; leave it out, or the TARGET" if whole else "goes with a TARGET"
         raise TorchweldError(f"{option} {why}")
+    if options["preset"] is not None:
+        known(options["preset"], PRESETS, "preset")
     if options["preset"] and (options["block"] or options["sizes"]):
         raise TorchweldError(
             "--preset has blocks of its own; leave --block and --sizes out (--rows and --dtype go "
@@ -116,10 +120,16 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
 
 
 def output(done: Bench, options: dict[str, Any]) -> None:
-    """What is printed and written."""
+    """What is written, and what is printed: neither a full disk nor a closed pipe takes both."""
     out = options["out"]
-    if out is not None and done.cells:
-        write_whole(out, csv_text(done) if out.suffix == ".csv" else done.to_json() + "\n")
+    try:
+        if out is not None and done.cells:
+            write_whole(out, csv_text(done) if out.suffix == ".csv" else done.to_json() + "\n")
+    finally:
+        _print(done, options)
+
+
+def _print(done: Bench, options: dict[str, Any]) -> None:
     if options["json_wanted"]:
         click.echo(done.to_json())
     elif options["csv_wanted"]:
@@ -185,10 +195,13 @@ def bench(**options: Any) -> int:
         history = stack.enter_context(keeping(options["save"], options["file"]))
         keeper = Keeper(history, options["save"])
         shown = not (options["json_wanted"] or options["csv_wanted"])
-        done = measured(options, shown, keeper)
+        with data_only(not shown):
+            done = measured(options, shown, keeper)
         summary = summarise(done)
         keeper.end(done, summary)
     output(done, options)
+    if keeper.problem is not None:
+        raise keeper.problem
     if done.interrupted:
         raise click.Abort
     if summary.failed:

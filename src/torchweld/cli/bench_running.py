@@ -15,16 +15,21 @@ from torchweld.benching import Bench, Case, Cell, Summary, measure, measure_mode
 from torchweld.benching.estimates import Pace, expected_s, startup_s
 from torchweld.benching.rows import kept
 from torchweld.benching.sources import Source
+from torchweld.errors import TorchweldError
 from torchweld.history import History, Recording
 from torchweld.report.bench_tables import speed_table
 
 
 class Keeper:
-    """Puts cells into the history as they come, if the run has a name."""
+    """Puts cells into the history as they come, if the run has a name.
+
+    Where that is no longer possible, a full disk say, the run goes on without: `problem` says why.
+    """
 
     def __init__(self, history: History | None, name: str | None) -> None:
         self._history, self._name = history, name
         self._run: Recording | None = None
+        self.problem: TorchweldError | None = None
 
     def begin(self, what: str, bench: Bench) -> None:
         if self._history is None or self._name is None:
@@ -41,12 +46,21 @@ class Keeper:
 
     def add(self, bench: Bench, cell: Cell) -> None:
         if self._run is not None:
-            self._run.add(cell.name, *kept(bench, cell))
+            with self._trying():
+                self._run.add(cell.name, *kept(bench, cell))
 
     def end(self, bench: Bench, summary: Summary) -> None:
         """One that was interrupted stays unfinished."""
         if self._run is not None and not bench.interrupted:
-            self._run.finish(asdict(summary))
+            with self._trying():
+                self._run.finish(asdict(summary))
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except TorchweldError as error:
+            self.problem, self._run = error, None
 
 
 class Screen:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from torchweld import report
+from torchweld.cli.data_only import data_only
 from torchweld.cli.history import history_option
 from torchweld.cli.keeping import keep_plan, keeping
 from torchweld.cli.screen import progress_shown, put, screen
@@ -16,6 +17,7 @@ from torchweld.diagnosis import diagnose
 from torchweld.history import target_words
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import plan as make_plan
+from torchweld.planning.whole import rounds_kept
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile
 from torchweld.profiler.profile import Profile
@@ -62,7 +64,7 @@ def fuse(
     noise with numbers as good as eager's; the plan says why for every block.
     """
     check_targets({"--out": out}, force)
-    with keeping(save, file) as history:
+    with keeping(save, file) as history, data_only(json_wanted):
         chosen = resolve(target, inputs, training=training)
         given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
         console = screen()
@@ -73,7 +75,7 @@ def fuse(
             accounted = account(found)
             view = report.View(width=console.width)
             put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
-        with progress_shown() as progress:
+        with progress_shown() as progress, rounds_kept() as rounds:
             made = make_plan(
                 chosen.model,
                 given,
@@ -87,13 +89,15 @@ def fuse(
         if history is not None and save is not None:
             settings = {"training": training, "quick": quick, "with_compile": with_compile}
             what = target_words(chosen.name, inputs, training)
-            keep_plan(history, save, what, settings, made)
-    if out is not None:
-        made.save(out)
-    if json_wanted:
-        click.echo(json.dumps(to_plain(made), allow_nan=False))
-    else:
-        put(_lines(made, chosen.notes), console)
+            keep_plan(history, save, what, settings, made, rounds)
+    try:
+        if out is not None:
+            made.save(out)
+    finally:  # what was planned is shown, even if the disk is full
+        if json_wanted:
+            click.echo(json.dumps(to_plain(made), allow_nan=False))
+        else:
+            put(_lines(made, chosen.notes), console)
     return 0
 
 

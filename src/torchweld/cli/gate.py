@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from torchweld.cli.data_only import data_only
 from torchweld.cli.history import history_option
 from torchweld.cli.screen import progress_shown, put, screen
 from torchweld.errors import TorchweldError
@@ -82,8 +83,7 @@ def gate_verb(
     code in the same rounds, and that ratio against the baseline's; it is compared only where the
     machine and its set-up are the same.
     """
-    if against is not None and worktree is not None:
-        raise TorchweldError("--against and --against-worktree both name a rival; give one")
+    _check_options(against, worktree, accepting, quick, no_time)
     check_name(name)
     clock = None if no_time else Clock(seconds=seconds, tolerance=tolerance / 100.0)
     typed = _command(target, name, inputs, training, no_time, file)
@@ -91,9 +91,14 @@ def gate_verb(
         return _accept(target, name, inputs, training, clock, quick, file, json_wanted)
     what = target_words(target, inputs, training)
     baseline = _load(file, name, what, typed)
-    subject = Subject.load(target, inputs, training)
+    with data_only(json_wanted):
+        subject = Subject.load(target, inputs, training)
     wanted = (target, against, worktree, inputs, training)
-    with progress_shown() as progress, _rival(wanted, baseline, clock) as rival:
+    with (
+        data_only(json_wanted),
+        progress_shown() as progress,
+        _rival(wanted, baseline, clock) as rival,
+    ):
         found = gate(
             subject,
             name,
@@ -110,6 +115,22 @@ def gate_verb(
     return found.code
 
 
+def _check_options(
+    against: str | None, worktree: Path | None, accepting: bool, quick: bool, no_time: bool
+) -> None:
+    """Raises for options of which one would be left unheard."""
+    if against is not None and worktree is not None:
+        raise TorchweldError("--against and --against-worktree both name a rival; give one")
+    rival = "--against" if against is not None else "--against-worktree"
+    other = "--accept" if accepting else "--no-time" if no_time else ""
+    if other and (against is not None or worktree is not None):
+        raise TorchweldError(
+            f"{rival} names a rival to time against, which {other} does not do; leave one out"
+        )
+    if quick and not accepting:
+        raise TorchweldError("--quick shortens the tuning of --accept; leave it out, or add that")
+
+
 def _accept(
     target: str,
     name: str,
@@ -122,8 +143,8 @@ def _accept(
 ) -> int:
     # Opened first: a file that cannot be written is no reason to measure for a minute.
     with History.open(file, create=True) as history:
-        subject = Subject.load(target, inputs, training)
-        with progress_shown() as progress:
+        with data_only(json_wanted), progress_shown() as progress:
+            subject = Subject.load(target, inputs, training)
             made = accept(subject, clock=clock, quick=quick, progress=progress)
         settings = {"target": target, "input": list(inputs), "training": training, "quick": quick}
         if clock is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchweld.history import History
+from torchweld.errors import TorchweldError
+from torchweld.history import History, of_comparison
 from torchweld.history.store import check_name
+from torchweld.measuring import Comparison
 from torchweld.planning.plan import Plan, Whole
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.splits import Account, Split
@@ -20,6 +22,11 @@ from torchweld.records import to_plain
 def keeping(name: str | None, file: Path | None) -> Iterator[History | None]:
     """The history to keep a run in, if it has a name; a file that is of no use fails here."""
     if name is None:
+        if file is not None:
+            raise TorchweldError(
+                f"--history {file} is the file that --save NAME keeps a run in; add that, or leave "
+                "--history out"
+            )
         yield None
         return
     check_name(name)
@@ -27,11 +34,19 @@ def keeping(name: str | None, file: Path | None) -> Iterator[History | None]:
         yield history
 
 
-def keep_plan(history: History, name: str, what: str, settings: dict[str, Any], plan: Plan) -> None:
-    """The plan as data, and a cell for every workload before and after."""
+def keep_plan(
+    history: History,
+    name: str,
+    what: str,
+    settings: dict[str, Any],
+    plan: Plan,
+    rounds: Mapping[Whole, Comparison],
+) -> None:
+    """The plan as data, and a cell for every workload before and after, with its rounds if any."""
     run = history.begin(name, "fuse", what, settings)
     for whole in plan.whole:
-        run.add(whole.workload, _figures_of(whole))
+        found = rounds.get(whole)
+        run.add(whole.workload, _figures_of(whole), of_comparison(found)[1] if found else None)
     run.add("plan", {"plan": to_plain(plan)})
     run.finish({"welded": len(plan.decisions), "found": len(plan.planned)})
 

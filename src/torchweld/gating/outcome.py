@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torchweld.discovery.found import Refusal
 from torchweld.gating.counters import NAMES, Counters
 
 Verdict = Literal["as before", "slower", "faster", "not measured"]
@@ -33,6 +34,14 @@ class LostBlock:
 
     path: str
     reason: str
+    op: str = ""  # "aten.layer_norm", where an op is the reason
+    where: str = ""  # "model.py:17", where a line is
+
+    @property
+    def why(self) -> str:
+        """The reason with its op and its line."""
+        about = ", ".join(part for part in (self.op, self.where) if part)
+        return f"{self.reason} ({about})" if about else self.reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +130,16 @@ def _innermost(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if path not in grown]
 
 
-def lost_blocks(before: Counters, after: Counters, unfit: Mapping[str, str]) -> list[LostBlock]:
+def lost_blocks(before: Counters, after: Counters, unfit: Mapping[str, Refusal]) -> list[LostBlock]:
     """Blocks that ran fused in the baseline and do not now, with the reason."""
     return [
-        LostBlock(
-            path=path, reason=unfit.get(path) or after.reasons.get(path) or "it is not welded"
-        )
+        _lost(path, unfit.get(path), after.reasons.get(path) or "it is not welded")
         for path in before.welded
         if path not in after.welded
     ]
+
+
+def _lost(path: str, refusal: Refusal | None, otherwise: str) -> LostBlock:
+    if refusal is None:
+        return LostBlock(path=path, reason=otherwise)
+    return LostBlock(path=path, reason=refusal.reason, op=refusal.op, where=refusal.where)

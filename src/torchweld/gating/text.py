@@ -40,8 +40,8 @@ def _counter_lines(found: Outcome) -> Iterator[str]:
     if found.lost or before != after:
         mark = "worse" if found.lost else "better"
         yield f"  blocks welded: {before} → {after}, {mark}"
-        for reason, paths in _by_reason(found.lost).items():
-            yield f"    {_names(paths)} is not fused: {reason}"
+        for why, paths in _by_reason(found.lost).items():
+            yield f"    {_names(paths)} is not fused: {why}"
     for counter in NAMES:
         of_it = [change for change in found.changes if change.counter == counter]
         step = [change for change in of_it if not change.module]
@@ -57,7 +57,7 @@ def _counter_lines(found: Outcome) -> Iterator[str]:
 def _by_reason(lost: Sequence[LostBlock]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in lost:
-        found.setdefault(one.reason, []).append(one.path)
+        found.setdefault(one.why, []).append(one.path)
     return found
 
 

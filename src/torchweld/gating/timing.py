@@ -234,7 +234,7 @@ def _judged(
 def _seen(found: Comparison, look: Look, tolerance: float) -> tuple[Verdict, str]:
     """A clear difference may have any interval; "as before" needs a narrow one."""
     if found.verdict == "not measured":
-        return "not measured", found.reason
+        return "not measured", found.reason.replace("budget_s", "--seconds")  # as typed here
     verdict, reason = look(found)
     why_not = too_wide(found, tolerance) if verdict == "as before" else ""
     return ("not measured", why_not) if why_not else (verdict, reason)

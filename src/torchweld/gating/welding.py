@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from torchweld.decisions import Decision
+from torchweld.discovery.finding import reread
+from torchweld.discovery.found import Refusal
 from torchweld.errors import TorchweldError
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import changed_blocks
@@ -19,27 +21,35 @@ from torchweld.swap import undo, weld
 
 @dataclass(kw_only=True)
 class Fit:
-    """Decisions of a plan that fit the model, and for each that does not, why: path -> reason."""
+    """Decisions of a plan that fit the model, and for each that does not, why: by path."""
 
     decisions: list[Decision] = field(default_factory=list)
-    unfit: dict[str, str] = field(default_factory=dict)
+    unfit: dict[str, Refusal] = field(default_factory=dict)
 
 
 def fit_of(model: nn.Module, plan: Plan) -> Fit:
     """The model is unwelded, and stays so. Where the plan was made does not matter here."""
-    found = Fit(unfit=changed_blocks(model, plan))
+    found, changed = Fit(), changed_blocks(model, plan)
     for decision in plan.decisions:
-        path = decision.block.path
-        if path in found.unfit:
+        block = decision.block
+        path = block.path
+        if path in changed:
+            now = reread(model, block)  # which has the op and the line too
+            refused = now if isinstance(now, Refusal) else None
+            found.unfit[path] = refused or _refusal(decision, changed[path])
             continue
         try:
             weld(model, [decision])
         except TorchweldError as error:
-            found.unfit[path] = str(error).rpartition("\n")[2].strip()
+            found.unfit[path] = _refusal(decision, str(error).rpartition("\n")[2].strip())
         else:
             undo(model, [path])
             found.decisions.append(decision)
     return found
+
+
+def _refusal(decision: Decision, reason: str) -> Refusal:
+    return Refusal(path=decision.block.path, kind=decision.block.kind, reason=reason)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
@@ -81,6 +82,11 @@ def _wider(spare: list[str]) -> str:
     return f" On a wider terminal: {', '.join(spare)}." if spare else ""
 
 
+def _typed(reason: str) -> str:
+    """What `compare` says of its arguments, as the option that sets them."""
+    return reason.replace("budget_s", "--seconds")
+
+
 def closing(summary: Summary) -> Iterator[RenderableType]:
     """The result in one sentence, and what went wrong in one line each."""
     for failure in summary.failed:
@@ -88,8 +94,10 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
     for reason, cells in summary.refused.items():
         where = cells[0] if len(cells) == 1 else f"{len(cells)} cells ({cells[0]}, …)"
         yield Text(f"left out in {clean(where)}: {clean(reason)}", style="yellow")
-    if summary.unmeasured:
-        yield Text(f"not measured: {clean(summary.unmeasured[0])}", style="yellow")
+    told = tuple(reason.partition(": ")[2] for reason in summary.refused)
+    news = [one for one in summary.unmeasured if not one.endswith(told)]
+    if news:
+        yield Text(f"not measured: {clean(_typed(news[0]))}", style="yellow")
     if not summary.measured:
         yield Text(f"{summary.backend}: nothing was measured.", style="bold")
         return
@@ -105,9 +113,10 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
         )
     else:
         found = f"{summary.backend} is {figure(summary.mean)}x as fast as eager at {clean(worst)}"
+    ratio, share = summary.largest_error_ratio, summary.largest_share_of_limit
+    of_eager = "" if math.isnan(ratio) else f"at most {figure(ratio)}x of eager's, "
     sentence = (
-        f"{found}; output error at most {figure(summary.largest_error_ratio)}x of eager's, "
-        f"{figure(summary.largest_share_of_limit)} of what the numerical rule allows; "
+        f"{found}; output error {of_eager}{figure(share)} of what the numerical rule allows; "
     )
     if summary.copied_bytes:
         sentence += (

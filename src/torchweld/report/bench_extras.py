@@ -39,7 +39,7 @@ def latency_section(bench: Bench, width: int) -> Iterator[RenderableType]:
     cells = [cell for cell in bench.cells if cell.results[0].latency is not None]
     if not cells:
         return
-    yield heading("single calls, µs", "taken in turn; – fewer than 5 calls beyond it")
+    yield heading("single calls, µs", f"taken in turn{_hot(bench)}; – fewer than 5 calls beyond it")
     columns = [
         Column("", _name_width(bench), left=True),
         *(Column(f"p{percent}", 7) for percent in PERCENTILES),
@@ -56,6 +56,11 @@ def latency_section(bench: Bench, width: int) -> Iterator[RenderableType]:
             sheet.add(f"  {label}", shown)
             label = ""
     yield sheet.table
+
+
+def _hot(bench: Bench) -> str:
+    """Said where the rest is cold: calls that follow each other find what the last one left."""
+    return ", weights hot" if bench.cold else ""
 
 
 def _name_width(bench: Bench) -> int:
@@ -81,7 +86,7 @@ def callers_section(bench: Bench, width: int) -> Iterator[RenderableType]:
     if not cells:
         return
     title = f"calls a second, {counted(bench.callers, 'caller')} at once"
-    yield heading(title, "windows in turn; speed over eager's")
+    yield heading(title, f"windows in turn{_hot(bench)}; speed over eager's")
     columns = [
         Column("", _name_width(bench), left=True),
         Column("calls/s", 9),

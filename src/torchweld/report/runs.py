@@ -81,7 +81,9 @@ def run_sections(run: Run, width: int) -> Iterator[RenderableType]:
 
 
 def _short(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
 
 
 def compared_sections(found: RunsCompared, width: int) -> Iterator[RenderableType]:
@@ -95,7 +97,19 @@ def compared_sections(found: RunsCompared, width: int) -> Iterator[RenderableTyp
     if not found.comparable:
         yield Text("so the figures are not compared; measure both on one machine, set up alike")
         return
-    yield Text()
+    if found.rows:
+        yield Text()
+        yield _compared_table(found, width)
+    for label, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            yield Text(clean(f"only in {label}: {listed(names, MOST_NAMES)}"))
+    if found.rows:
+        yield Text("measured at different times: no intervals, small ratios may be noise")
+    else:
+        yield Text("no cell of one name has figures in both")
+
+
+def _compared_table(found: RunsCompared, width: int) -> RenderableType:
     columns = [
         Column("figure", 28, left=True),
         Column("A", 9),
@@ -116,14 +130,7 @@ def compared_sections(found: RunsCompared, width: int) -> Iterator[RenderableTyp
                 "B is": _better(row.ratio, row.kind),
             },
         )
-    yield sheet.table
-    for label, names in (("A", found.only_a), ("B", found.only_b)):
-        if names:
-            yield Text(clean(f"only in {label}: {listed(names, MOST_NAMES)}"))
-    if found.rows:
-        yield Text("measured at different times: no intervals, small ratios may be noise")
-    else:
-        yield Text("no cell of one name has figures in both")
+    return sheet.table
 
 
 def _better(ratio: float, kind: str) -> str:

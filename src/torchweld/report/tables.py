@@ -70,22 +70,36 @@ def timing_section(profile: Profile) -> Iterator[RenderableType]:
     yield heading("timing")
     yield indented(
         f"{duration(timing.wall_us)} on the clock; {duration(timing.raw_us)} under the profiler, "
-        f"{duration(timing.corrected_us)} with its cost taken away, so "
+        f"{duration(timing.corrected_us)} with its cost taken away and disturbed ops curbed, so "
         f"{duration(timing.unexplained_us)} ({share(timing.unexplained_us, timing.wall_us)}) "
         "unexplained"
     )
     yield indented(_cost_text(timing), "dim")
     if timing.checks:
         made = table(
-            ("check", "left"), ("corrected", "right"), ("timed alone", "right"), ("off", "right")
+            ("check", "left"),
+            ("corrected", "right"),
+            ("unprofiled", "right"),
+            ("off", "right"),
+            ("with 95 % confidence", "right"),
         )
         for check in timing.checks:
-            off = signed(f"{100 * check.error:.1f}".replace("-", "−")) + " %"
+            off = _percent(check.error)
             style = "yellow" if abs(check.error) > 0.1 else ""
-            figures = (duration(check.corrected_us), duration(check.timed_us), off)
+            low_high = _between(check.interval) if check.interval else "too few rounds to tell"
+            figures = (duration(check.corrected_us), duration(check.timed_us), off, low_high)
             made.add_row(Text(f"  {clean(check.what)}"), *map(Text, figures), style=style)
         yield made
     yield ""
+
+
+def _percent(error: float) -> str:
+    digits = 1 if abs(error) < 1 else 0
+    return signed(f"{100 * error:.{digits}f}".replace("-", "−")) + " %"
+
+
+def _between(interval: tuple[float, float]) -> str:
+    return " to ".join(_percent(error) for error in interval)
 
 
 def _cost_text(timing: Timing) -> str:

@@ -1,0 +1,146 @@
+"""What no kernel can beat: the model without its welded modules, and the least that those take.
+
+The time of the model with every welded module stubbed out, plus the larger of the time its weights
+take to be read, at the rate of this moment, and its FLOPs to be done at the machine's peak. A stub
+computes nothing, but has its weights pass through the caches, outside of the clock: whatever the
+kernel, they would, and the rest of the model would not find there what it left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchweld import hardware
+from torchweld.decisions import Decision
+from torchweld.discovery.found import Block
+from torchweld.errors import TorchweldError
+from torchweld.measuring import CallableSide, compare
+from torchweld.measuring.sides import Clock
+from torchweld.planning.tuning import module_of, tensors_of
+
+_STUB_S = 2.0
+
+
+def ceiling(model: nn.Module, decisions: Sequence[Decision], run: Callable[[], Any]) -> float:
+    """The most that the model could gain, as a speed-up; 0 where it cannot be told.
+
+    The stubbed model is timed in turn with the model as it was: a moment later the machine may be
+    another.
+    """
+    bound_us = _kernels_us(model, decisions)
+    if bound_us is None:
+        return 0.0
+    sides = (CallableSide(run), StubSide(model, [d.block for d in decisions], run))
+    try:
+        found = compare(*sides, names=("eager", "stubbed"), budget_s=_STUB_S)
+    except Exception:  # a model that looks at what its Linears give
+        return 0.0
+    if found.rounds == 0 or found.speedup <= 0.0:
+        return 0.0
+    return 1.0 / (1.0 / found.speedup + bound_us / found.baseline_us)
+
+
+def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | None:
+    """The least that the welded blocks take: their weights read, or their FLOPs done."""
+    peaks, threads = hardware.peaks(), torch.get_num_threads()
+    if peaks is None:
+        return None
+    weights = {id(t): t for d in decisions for t in tensors_of(model, d.block)}
+    size = sum(t.nbytes for t in weights.values())
+    gbps = hardware.read_gbps_now(size, threads)
+    flops_us = 0.0
+    for decision in decisions:
+        gflops = peaks.fma_gflops(decision.block.dtype, threads)
+        if gflops is None:
+            return None
+        flops_us += _flops(model, decision.block) / (1e3 * gflops)
+    return None if gbps is None else max(size / (1e3 * gbps), flops_us)
+
+
+def _flops(model: nn.Module, block: Block) -> float:
+    weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
+    return sum(2.0 * weights * call.rows * call.count for call in block.calls)
+
+
+class StubSide(CallableSide):
+    """The model with `blocks` stubbed out, without the time that their weights are read."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[Block],
+        run: Callable[[], Any],
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        super().__init__(run, clock)
+        self._stubs = Stubs(model, blocks, clock)
+
+    def time(self, calls: int) -> float:
+        with self._stubs as stubs:
+            before_s = stubs.reading_s
+            return super().time(calls) - (stubs.reading_s - before_s)
+
+
+class Stubs:
+    """Inside, the blocks' modules read their weights, and give an empty tensor of the right shape.
+
+    reading_s: how long they have read so far
+    """
+
+    def __init__(self, model: nn.Module, blocks: Sequence[Block], clock: Clock) -> None:
+        self.reading_s = 0.0
+        self._clock = clock
+        self._stubs = [
+            (module_of(model, block), self._stub(block, tensors_of(model, block)))
+            for block in blocks
+        ]
+        self._before: list[tuple[nn.Module, Any]] = []
+
+    def _stub(self, block: Block, weights: Sequence[Tensor]) -> Callable[..., Tensor]:
+        memory = [_memory_of(t) for t in weights if t.device.type == "cpu"]
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            x = kwargs.get(block.argument, args[0] if args else None)
+            if not isinstance(x, Tensor):
+                raise TorchweldError("the argument that was recorded is missing")
+            begun_s = self._clock()
+            for numbers in memory:
+                numbers.sum()
+            self.reading_s += self._clock() - begun_s
+            return x.new_empty((*x.shape[:-1], block.out_features))
+
+        return forward
+
+    def __enter__(self) -> Stubs:
+        for module, stub in self._stubs:
+            self._before.append((module, module.__dict__.get("forward")))
+            module.__dict__["forward"] = stub
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._before:
+            module, before = self._before.pop()
+            if before is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = before
+
+
+def _memory_of(tensor: Tensor) -> Tensor:
+    """What lies where the tensor does, as float32 numbers: torch sums those fastest."""
+    storage = tensor.detach().untyped_storage()
+    begin, size = tensor.storage_offset() * tensor.element_size(), tensor.nbytes
+    first = begin // 4
+    count = max(0, min(size // 4, storage.nbytes() // 4 - first))
+    return torch.empty(0, dtype=torch.float32).set_(storage, first, (count,), (1,))

@@ -1,0 +1,121 @@
+"""The example of a workflow in docs/gate.md: its commands are real ones, and its shell is right."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import click
+import pytest
+from tests.gating.comparisons import comparison
+from tests.gating.targets import write_model
+
+from torchweld.cli.main import cli, run
+from torchweld.gating import against, running
+from torchweld.gating.running import Rival
+from torchweld.planning import planner
+
+DOCS = Path(__file__).parents[2] / "docs"
+BASH = pytest.mark.skipif(sys.platform == "win32", reason="the workflow runs on Linux")
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    """What stands between fences of one language."""
+    text = (DOCS / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def scripts() -> list[str]:
+    """What the workflow runs, step by step."""
+    (workflow,) = blocks("gate.md", "yaml")
+    found = []
+    for indent, first, rest in re.findall(
+        r"^( +)(?:- )?run: (.*)\n((?:\1 {2,}.*\n)*)", workflow, flags=re.MULTILINE
+    ):
+        del indent
+        found.append(dedent(rest) if first == "|" else first)
+    return found
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of every call of torchweld; of lines after a $, where there are such."""
+    lines = text.replace("\\\n", " ").splitlines()
+    lines = [line for line in lines if line.startswith("$ ")] or lines
+    typed = [re.match(r"\s*(?:\$ )?torchweld (.*)", line) for line in lines]
+    return [shlex.split(re.split(r"\|\||\||;", one[1])[0], comments=True) for one in typed if one]
+
+
+def test_every_step_of_the_workflow_is_found() -> None:
+    install, accept, counters, time = scripts()
+    assert "pip install" in install
+    assert [len(commands(text)) for text in (accept, counters, time)] == [1, 1, 1]
+
+
+def test_the_commands_of_the_workflow_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """On main, then in a pull request that changes nothing; nothing is timed."""
+
+    @contextmanager
+    def rivalry(here: against.Contender, other: against.Contender, *_: Any) -> Iterator[Rival]:
+        assert here.folder == tmp_path / "work"
+        assert other.folder == tmp_path / "base"
+        yield Rival(name="base", measure=lambda number: lambda: comparison(1.0))
+
+    def plan(model: Any, given: Any, *, quick: bool, **options: Any) -> Any:
+        assert quick
+        return planner.plan(model, given, force=True, **options)
+
+    monkeypatch.setattr(against, "rivalry", rivalry)
+    monkeypatch.setattr(running, "make_plan", plan)
+    monkeypatch.setenv("TORCHWELD_HISTORY", str(tmp_path / "work" / ".torchweld" / "h.sqlite"))
+    for folder in ("work", "base"):
+        write_model(tmp_path / folder / "my")
+    monkeypatch.chdir(tmp_path / "work")
+    for text in scripts():
+        for arguments in commands(text):
+            assert run(arguments) == 0, arguments
+
+
+@BASH
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 0)])
+def test_not_measured_is_a_warning_and_slower_fails(tmp_path: Path, code: int, ends: int) -> None:
+    for name, text in (("torchweld", f"exit {code}"), ("git", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = re.sub(r"\$\{\{.*?\}\}", "main", scripts()[-1])
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],  # as GitHub runs it
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == ends, done.stderr
+    assert ("::warning::" in done.stdout) == (code == 2)
+
+
+@pytest.mark.parametrize("page", ["gate.md", "bench.md", "history.md"])
+def test_what_the_page_shows_can_be_typed(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verbs, options and the form of their values; nothing runs."""
+    for folder in ("work", "main"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    found = [arguments for text in blocks(page) for arguments in commands(text)]
+    assert found
+    for arguments in found:
+        command, rest = cli.commands[arguments[0]], arguments[1:]
+        with command.make_context(arguments[0], [*rest]):
+            pass
+        if isinstance(command, click.Group) and rest:
+            with command.commands[rest[0]].make_context(rest[0], rest[1:]):
+                pass
