@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import pytest
 from tests.profiles import (
@@ -123,6 +124,11 @@ def test_a_compiled_graph_that_hides_its_kernels_is_unexplained_and_says_so() ->
     assert parts(found.ops[call].split) == {"launch_us": 1.0, "unexplained_us": 49.0}
     assert found.modules[0].launches == 1
     assert "compiled graphs" in found.notices[0]
+    assert "backward" not in found.notices[0]
+    profile = made.build()
+    training = dataclasses.replace(profile.about, training=True)
+    told = account(dataclasses.replace(profile, about=training)).notices[0]
+    assert "what only they keep for backward is not counted" in told
     made.op("graph_0_cpp_fused_gelu_0", 5.0, parent=call)
     found = account(made.build())
     assert parts(found.ops[call].split) == {"host_us": 50.0}
@@ -323,3 +329,16 @@ def test_rows_without_a_model_have_no_rates() -> None:
     profile = made.build()
     for row in roofline(profile, account(profile)):
         assert (row.gflops, row.gbps, row.of_roofline) == (None, None, None)
+
+
+def test_a_trace_that_does_not_name_memory_says_that_round_trips_are_not_known() -> None:
+    def notices(storage: int | None, source: Literal["live", "trace"]) -> str:
+        made = Builder()
+        made.op("aten::neg", 50.0, inputs=(tensor(100, 100, storage=storage),), makes=SIZE)
+        profile = made.build()
+        about = dataclasses.replace(profile.about, source=source)
+        return " ".join(account(dataclasses.replace(profile, about=about)).notices)
+
+    assert "round trips are not known" in notices(None, "trace")
+    assert "round trips" not in notices(7, "trace")
+    assert "round trips" not in notices(None, "live")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.profiles import Builder, make_timing, new_storage, tensor
 
 import torchweld as tw
-from torchweld.diagnosis import RULES, Finding, combined_bound, diagnose
+from torchweld.diagnosis import RULES, Finding, combined_bound, diagnose, welding_bound
 from torchweld.diagnosis.case import MARGIN, Case
 from torchweld.diagnosis.findings import Slice, bound_of, union
 from torchweld.errors import TorchweldError
@@ -50,6 +50,30 @@ def test_findings_are_ranked_by_what_they_could_win() -> None:
     for finding in found:
         step_us = mlp_profile().step_us
         assert finding.bound == pytest.approx(step_us / (step_us - finding.saved_us))
+
+
+def test_what_is_saved_is_that_of_one_step_where_a_trace_has_several() -> None:
+    one = mlp_profile()
+    four = replace(one, about=replace(one.about, steps=4))
+    for once, often in zip(diagnose(one), diagnose(four), strict=True):
+        assert often.saved_us == pytest.approx(once.saved_us / 4)
+        assert often.bound == pytest.approx(once.bound)
+    assert combined_bound(diagnose(four), four) == pytest.approx(combined_bound(diagnose(one), one))
+
+
+def test_what_the_step_does_around_the_model_is_not_promised() -> None:
+    made = Builder()
+    fc = made.module("fc", python_us=2.0)
+    inputs = (tensor(8, 64), tensor(64, 128))
+    made.op("aten::mm", 50.0, module=fc, inputs=inputs, makes=8 * 128 * 4)
+    made.places[0].python_us = 40.0
+    profile = made.build()
+
+    def left_us(around_us: float) -> float:
+        timing = make_timing(profile.step_us, around_us=around_us)
+        return profile.step_us / welding_bound(replace(profile, timing=timing))
+
+    assert left_us(7.0) - left_us(0.0) == pytest.approx((1 - MARGIN) * 7.0)
 
 
 def test_the_bound_is_what_one_op_needs_by_the_peaks() -> None:

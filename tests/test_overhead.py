@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from torchweld.profiler.attribution import Costs
 from torchweld.profiler.events import MODULE, OP, STEP, Event, Recording
 from torchweld.profiler.overhead import (
     MOST_FACTOR,
+    USUAL_FACTOR,
     Round,
     calibrate,
     count_events,
@@ -59,12 +62,20 @@ def test_noise_of_long_steps_is_not_taken_for_a_cost() -> None:
         for i in range(8)
     ]
     found = calibrate(LOOP, noisy)
-    assert found.op_us == pytest.approx(LOOP.op_us, rel=0.5)
-    assert found.module_us == pytest.approx(LOOP.module_us, rel=0.5)
+    assert found.op_us == pytest.approx(USUAL_FACTOR * LOOP.op_us, rel=0.1)
+    assert found.module_us == pytest.approx(USUAL_FACTOR * LOOP.module_us, rel=0.1)
 
 
 def test_one_round_says_nothing() -> None:
-    assert calibrate(LOOP, rounds([500.0], 5.0, 5.0, ops=10, modules=10)) == LOOP
+    found = calibrate(LOOP, rounds([500.0], 5.0, 5.0, ops=10, modules=10))
+    assert found.op_us == pytest.approx(USUAL_FACTOR * LOOP.op_us)
+    assert found.module_us == pytest.approx(USUAL_FACTOR * LOOP.module_us)
+
+
+def test_rounds_that_only_check_calibrate_nothing() -> None:
+    taken = rounds([500.0] * 8, 0.6, 2.5, ops=300, modules=40)
+    checking = [replace(r, ops_us=None, plain_us=1.0) for r in taken]
+    assert calibrate(LOOP, [*taken, *checking]) == calibrate(LOOP, taken)
 
 
 def test_a_cost_is_never_negative() -> None:

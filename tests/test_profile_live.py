@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import torchweld as tw
 from torchweld import hardware
 from torchweld.errors import TorchweldError
+from torchweld.profiler import live
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile
 from torchweld.profiler.profile import Module, Op, Profile
@@ -388,3 +389,21 @@ def test_progress_goes_from_nothing_to_all() -> None:
     assert seen == sorted(seen)
     assert seen[0] == 0.0
     assert seen[-1] > 0.9
+
+
+def test_a_step_that_was_slow_without_page_faults_is_not_blamed_on_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([1000.0, 100.0])
+    monkeypatch.setattr(live, "_settled_us", lambda runner: next(times))
+    monkeypatch.setattr(live, "_page_faults", lambda runner: 3)
+    found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
+    assert not any("fresh process" in notice for notice in found.notices)
+
+
+def test_memory_that_goes_back_to_the_system_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, faults = iter([1000.0, 100.0]), iter([5000, 0])
+    monkeypatch.setattr(live, "_settled_us", lambda runner: next(times))
+    monkeypatch.setattr(live, "_page_faults", lambda runner: next(faults))
+    found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
+    assert any("takes 10.0 times as long" in notice for notice in found.notices)

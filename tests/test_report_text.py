@@ -290,15 +290,17 @@ def test_timing_shows_raw_corrected_unexplained_and_checks() -> None:
         module_cost_us=2.0,
         steps=3,
         checks=(
-            Check(what="held-out steps", corrected_us=1020.0, timed_us=1000.0),
+            Check(
+                what="held-out steps", corrected_us=1020.0, timed_us=1000.0, interval=(-0.01, 0.05)
+            ),
             Check(what="layers.3", corrected_us=80.0, timed_us=100.0),
         ),
     )
     flat = " ".join(text_of(replace(blocks(), timing=timing)).split())
     assert "1.00 ms on the clock; 1.50 ms under the profiler, 1.02 ms with its cost" in flat
     assert "so −20.0 µs (−2.0 %) unexplained" in flat
-    assert "held-out steps 1.02 ms 1.00 ms +2.0 %" in flat
-    assert "layers.3 80.0 µs 100 µs −20.0 %" in flat
+    assert "held-out steps 1.02 ms 1.00 ms +2.0 % −1.0 % to +5.0 %" in flat
+    assert "layers.3 80.0 µs 100 µs −20.0 % too few rounds to tell" in flat
     assert "the very first step took 9.00 ms" in flat
 
 

@@ -60,7 +60,8 @@ def diagnose(profile: Profile, accounted: Account | None = None) -> tuple[Findin
     peaks find nothing in a profile without them; its notices say so.
     """
     case = _case(profile, accounted)
-    found = [draft.finding(saved_us, case.step_us) for draft, saved_us in _drafts(case)]
+    steps = profile.accounted_steps
+    found = [draft.finding(us / steps, case.step_us / steps) for draft, us in _drafts(case)]
     return tuple(sorted(found, key=lambda finding: (-finding.saved_us, -finding.once_us)))
 
 
@@ -103,7 +104,7 @@ def welding_bound(profile: Profile, accounted: Account | None = None) -> float:
     # However many Linears become one block, one call is left of each.
     in_blocks = {i for block in blocks_of(case, runs_of(case), linears) for i in block.ops}
     calls = max(1, len(linears.keys() - in_blocks)) if linears else 0
-    most_us = case.step_us - calls * case.cheapest_call_us
+    most_us = case.step_us - calls * case.cheapest_call_us - case.around_us
     return bound_of(min(case.settled_us(claims), max(most_us, 0.0)), case.step_us)
 
 
@@ -113,7 +114,7 @@ def _case(profile: Profile, accounted: Account | None) -> Case:
 
 
 def _drafts(case: Case) -> list[tuple[Draft, float]]:
-    """What the rules found, with the µs that each could save at most."""
+    """What the rules found, with the µs that each could save at most, of all steps together."""
     if not case.ops or case.step_us <= 0:
         return []
     found = []

@@ -188,6 +188,12 @@ class Case:
         called = [m for m in self.profile.modules if m.calls and m.python_us > 0]
         return max(self._fused_call_us, min((m.python_us / m.calls for m in called), default=0.0))
 
+    @property
+    def around_us(self) -> float:
+        """What the step does around the call of the model, which no change of the model spares."""
+        timing = self.profile.timing
+        return timing.around_us if timing is not None else 0.0
+
     @cached_property
     def gaps(self) -> dict[int, tuple[int, float]]:
         """Outermost op -> the module that ran just before it, and for how long, as recorded."""

@@ -37,8 +37,9 @@ class Finding:
     """One waste, wherever in the model it is.
 
     `saved_us` is an upper bound: no more than this goes away from the step if the action works as
-    well as the machine's peaks allow. `bound` is the same as a speed-up of the step. Findings
-    overlap: `combined_bound` adds them up.
+    well as the machine's peaks allow. `bound` is the same as a speed-up of the step. Of a trace
+    with several steps it is their mean; the evidence is about all of them. Findings overlap:
+    `combined_bound` adds them up.
     """
 
     rule: str

@@ -51,6 +51,8 @@ def overhead_bound(case: Case) -> list[Draft]:
         return []
     python_us = sum(case.host_of_module)
     launches = sum(about.launches for about in case.account.ops)
+    # A trace of another machine does not tell what starting an op takes there.
+    starting = f"starting them takes {duration(step.launch_us)}, " if step.launch_us > 0 else ""
     worst = [(m, us) for m, us in by_module.most_common(PLACES_NAMED) if us > 0]
     return [
         Draft(
@@ -67,9 +69,9 @@ def overhead_bound(case: Case) -> list[Draft]:
                     if useful_us > 0
                     else ""
                 ),
-                f"{counted(len(case.ops), 'op')} run, of which {launches:,} do work: starting them "
-                f"takes {duration(step.launch_us)}, Python and the backward engine "
-                f"{duration(python_us)}, the rest of the host {duration(step.host_us - python_us)}",
+                f"{counted(len(case.ops), 'op')} run, of which {launches:,} do work: {starting}"
+                f"Python and the backward engine take {duration(python_us)}, the rest of the host "
+                f"{duration(step.host_us - python_us)}",
                 "most of it in " + ", ".join(f"{case.path(m)} ({duration(us)})" for m, us in worst),
             ),
             waste="overhead",

@@ -14,7 +14,8 @@ Why the difference is an upper bound on the gain: one op in place of a set has t
   long as the cheapest call of any module in the profile, or of a fused block that computes next to
   nothing, where that can be measured.
 
-It can do arithmetic while it waits for memory, so the larger of the first two counts. Everything
+It can do arithmetic while it waits for memory, so the larger of the first two counts. What a step
+does around the call of the model stays, though the profile has it as the model's Python. Everything
 else that the ops and what belongs to them (views, allocations, autograd nodes, Python of modules
 that do nothing besides) take now is claimed, whether or not a kernel exists that is so good.
 """
@@ -204,6 +205,7 @@ def _python(
         engine_us = case.profile.modules[module].engine_us if with_backward else 0.0
         us = min(case.profile.modules[module].python_us + engine_us, case.host_of_module[module])
         us -= called[module] * case.cheapest_call_us
+        us -= case.around_us if module == 0 else 0.0
         if us > 0:
             claims[Slice("module", module, "host_us")] = us
     for members in groups:

@@ -61,8 +61,20 @@ def account(profile: Profile) -> Account:
         ),
         step=_split(step),
         explained=_explained(profile, priced, step_us),
-        notices=tuple(priced.notices),
+        notices=(*priced.notices, *_about_memory(profile, _split(step))),
     )
+
+
+def _about_memory(profile: Profile, step: Split) -> list[str]:
+    """What round trips are worth where the trace does not tell which memory an op reads."""
+    if profile.about.source != "trace" or step.traffic_us <= 0 or step.round_trip_us > 0:
+        return []
+    if any(x is not None and x.storage is not None for op in profile.ops for x in op.inputs):
+        return []
+    return [
+        "the trace does not name the memory behind tensors, so round trips are not known: what "
+        "they take is part of the traffic"
+    ]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,6 +13,13 @@ from torchweld import hardware
 from torchweld.errors import NotMeasuredError
 from torchweld.hardware import Peaks
 from torchweld.profiler.attribution import Costs, Place, attribute, signature
+from torchweld.profiler.checking import (
+    TOLERATED_ERROR,
+    around_us,
+    checks_of,
+    checks_of_loop,
+    complaint,
+)
 from torchweld.profiler.collect import has_cuda
 from torchweld.profiler.device import device_account, with_kernels
 from torchweld.profiler.events import MODULE, Recording
@@ -21,16 +28,13 @@ from torchweld.profiler.memory import memory_account
 from torchweld.profiler.overhead import (
     Round,
     calibrate,
-    corrected_inside_us,
     count_events,
     measure_loop,
     step_us,
     undisturbed,
 )
-from torchweld.profiler.profile import About, Check, Compilation, Profile, Timing
+from torchweld.profiler.profile import About, Compilation, Profile, Timing
 
-# A correction that misses by more than this is said to.
-TOLERATED_ERROR = 0.10
 # Below, the clock that a module is timed with alone takes part in what it shows.
 CHECKED_FROM_US = 50.0
 
@@ -125,7 +129,9 @@ def build(
     found = attribute(samples.full, describe(roots), timed, costs)
     device = device_account(samples.full, found.op_of)
 
-    checks = _checks(held_out, costs) or _checks_of_loop(calibrating, samples.unprofiled_us, costs)
+    checks = checks_of(samples.held_out, costs) or checks_of_loop(
+        calibrating, samples.unprofiled_us, costs
+    )
     corrected_us = sum(module.self_us for module in found.modules)
     off = corrected_us / wall_us - 1 if wall_us > 0 else 0.0
     if abs(off) > TOLERATED_ERROR:
@@ -133,12 +139,7 @@ def build(
             f"profiled steps take {100 * off:+.0f} % against those without the profiler, its cost "
             "taken away, so times are off by as much; the machine may have been busy"
         )
-    notices += [
-        f"the corrected time of {check.what} is {100 * check.error:+.0f} % off what was timed "
-        "without the profiler; the machine may have been busy"
-        for check in checks
-        if abs(check.error) > TOLERATED_ERROR
-    ]
+    notices += filter(None, map(complaint, checks))
     here = hardware.hardware()
     return Profile(
         about=About(
@@ -164,6 +165,7 @@ def build(
             module_cost_us=costs.module_us,
             steps=len(timed) or 1,
             checks=checks,
+            around_us=around_us(samples.held_out),
         ),
         device=device,
         memory=memory_account(samples.full, found),
@@ -177,47 +179,8 @@ def build(
 def _undisturbed(rounds: Sequence[Round]) -> list[Round]:
     if len(rounds) < 3:
         return list(rounds)
-    sides = zip(*((r.plain_us, r.ops_us, r.profiled_us) for r in rounds), strict=True)
+    sides = zip(*(r.sides for r in rounds), strict=True)
     return [rounds[i] for i in undisturbed(*sides)]
-
-
-def _checks(held_out: Sequence[Round], costs: Costs) -> tuple[Check, ...]:
-    checks = []
-    if held_out:
-        ops, modules = count_events(held_out[0].recording)
-        cost_us = costs.op_us * ops + costs.module_us * modules
-        corrected = statistics.fmean(r.profiled_us for r in held_out) - cost_us
-        timed = statistics.fmean(r.plain_us for r in held_out)
-        checks.append(Check(what="held-out steps", corrected_us=corrected, timed_us=timed))
-    for path in held_out[0].alone_us if held_out else ():
-        inside = [corrected_inside_us(r.recording, path, costs) for r in held_out]
-        alone = [r.alone_us[path] for r in held_out]
-        kept = undisturbed(inside, alone)
-        checks.append(
-            Check(
-                what=path or "the model",
-                corrected_us=statistics.fmean(inside[i] for i in kept),
-                timed_us=statistics.fmean(alone[i] for i in kept),
-            )
-        )
-    return tuple(checks)
-
-
-def _checks_of_loop(
-    rounds: Sequence[Round], unprofiled_us: Sequence[float], costs: Costs
-) -> tuple[Check, ...]:
-    """The rounds' corrected time against steps of the same loop that they were not timed with."""
-    if not rounds or not unprofiled_us:
-        return ()
-    ops, modules = count_events(rounds[0].recording)
-    cost_us = costs.op_us * ops + costs.module_us * modules
-    return (
-        Check(
-            what="held-out steps",
-            corrected_us=statistics.fmean(r.profiled_us for r in rounds) - cost_us,
-            timed_us=statistics.fmean(unprofiled_us[i] for i in undisturbed(unprofiled_us)),
-        ),
-    )
 
 
 def heaviest_modules(recordings: Sequence[Recording], allowed: set[str], count: int) -> list[str]:
@@ -234,7 +197,8 @@ def heaviest_modules(recordings: Sequence[Recording], allowed: set[str], count: 
     usual = {path: us for path, us in usual.items() if us >= CHECKED_FROM_US}
     chosen: dict[int, str] = {}
     for path in sorted(usual, key=lambda path: -usual[path]):
-        chosen.setdefault(path.count("."), path)
+        depth = path.count(".") + 1 if path else 0
+        chosen.setdefault(depth, path)
     return list(chosen.values())[:count]
 
 

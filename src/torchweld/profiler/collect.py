@@ -94,13 +94,10 @@ class Recorder:
             with range_named(""):
                 pass
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[object]:
         """The one step that is recorded, to be entered once."""
-        with range_named(STEP_MARK):
-            yield
-            if has_cuda():
-                torch.cuda.synchronize()
+        # Nothing between the range and what runs in it: a step can be as short as tens of µs.
+        return _until_the_device_is_done() if has_cuda() else range_named(STEP_MARK)
 
     def cancel(self) -> None:
         """Stops, and forgets what was recorded."""
@@ -133,6 +130,13 @@ def record(
         recorder.cancel()
         raise
     return recorder.stop()
+
+
+@contextmanager
+def _until_the_device_is_done() -> Iterator[None]:
+    with range_named(STEP_MARK):
+        yield
+        torch.cuda.synchronize()
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """`tw.profile`: runs a model or a workload a few times and says where its time went.
 
 The first step is timed cold, some warm up, then steps without the profiler, with it, and with the
-modules shown to it take turns: the first set calibrates its cost, the second checks it, with some
-modules timed alone in the same turns. One more step, whose time is not used, records shapes and
-memory.
+modules shown to it take turns to calibrate its cost. A second set checks it: a step without the
+profiler, a profiled one, and one with a clock around some modules, in turn. One more step, whose
+time is not used, records shapes and memory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,22 @@ from torchweld.profiler.steps import Loss, Step, model_step, workload_step
 Progress = Callable[[str, float], None]
 
 # Short steps are repeated until a set of them takes about this long, up to MOST_STEPS.
-SET_SECONDS = 0.4
+SET_SECONDS = 0.3
 MOST_STEPS = 60
-CHECKED_MODULES = 3
-SHORT_US = 20_000.0
+CHECKED_MODULES = 4
+# Fewer rounds give no interval; where they would take longer than this, steps are so long that two
+# have to do.
+CHECKED_ROUNDS = 6
+CHECK_SECONDS = 15.0
+SHORT_US = 200_000.0
+# A short step is repeated this long before it is measured. After one run of 50 µs the next one
+# still took 58, after eight 48.
+WARM_US = 500.0
+MOST_WARM_UPS = 8
 FRESH_FACTOR = 1.25  # by which a step has to be slower in a fresh process to be worth a word
+# Pages of the smallest block that glibc gives back when it is freed. With fewer page faults to
+# spare a step was slower for another reason.
+LEAST_FAULTS = 32
 # Just below the largest block that glibc takes for a sign to keep memory.
 LARGE_BLOCK_BYTES = 31 << 20
 
@@ -96,36 +107,31 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
         samples.first_us = runner.timed()
         progress("warming up", 0.05)
         measure_loop()
-        fresh_us = _settled_us(runner)
+        fresh_us, fresh_faults = _settled_us(runner), _page_faults(runner)
         _steady_heap()
-        expected_us = _settled_us(runner)
-        if expected_us < fresh_us / FRESH_FACTOR:
+        expected_us, faults = _settled_us(runner), _page_faults(runner)
+        if expected_us < fresh_us / FRESH_FACTOR and fresh_faults - faults >= LEAST_FAULTS:
             samples.notices.append(
                 f"in a fresh process this step takes {fresh_us / expected_us:.1f} times as long, "
                 "because memory that is freed goes back to the system and is fetched again page by "
                 "page; MALLOC_TRIM_THRESHOLD_=1000000000 and MALLOC_MMAP_THRESHOLD_=1000000000 in "
                 "the environment avoid that from the start"
             )
-        runner.short = expected_us < SHORT_US
+        runner.warm_ups = _warm_ups(expected_us)
         count = max(steps, min(MOST_STEPS, math.ceil(SET_SECONDS * 1e6 / max(expected_us, 1.0))))
-        held_out = max(2, count // 2)
-        done, total = 0, count + held_out
-
-        def take_round(checked: Sequence[str] = ()) -> Round:
-            nonlocal done
-            progress("profiling", 0.1 + 0.7 * done / total)
-            done += 1
-            plain_us, ops_us = runner.timed(), step_us(runner.recorded(modules=False))
-            recording = runner.recorded()
-            alone_us = runner.modules_alone(checked) if checked else {}
-            return Round(plain_us=plain_us, ops_us=ops_us, recording=recording, alone_us=alone_us)
+        long = 3 * CHECKED_ROUNDS * expected_us > CHECK_SECONDS * 1e6
+        held_out = max(2 if long else CHECKED_ROUNDS, count // 2)
 
         runner.recorded()  # the first recording of a process sets things up
-        samples.rounds = [take_round() for _ in range(count)]
+        for number in range(count):
+            progress("profiling", 0.1 + 0.7 * number / (count + held_out))
+            samples.rounds.append(runner.calibrating_round())
         # A module that stands at several places cannot be told apart by a clock around it.
         single = {paths[0] for paths in places(step.roots).values() if len(paths) == 1}
         chosen = heaviest_modules([r.recording for r in samples.rounds], single, CHECKED_MODULES)
-        samples.held_out = [take_round(chosen) for _ in range(held_out)]
+        for number in range(held_out):
+            progress("checking", 0.1 + 0.7 * (count + number) / (count + held_out))
+            samples.held_out.append(runner.checking_round(chosen, turned=number % 2 == 1))
         progress("shapes and memory", 0.85)
         samples.full = runner.recorded(shapes=True, memory=True, stacks=stacks)
     samples.compilation = watched.result(samples.full)
@@ -151,18 +157,31 @@ def _without_gc() -> Iterator[None]:
 class _Runner:
     """Runs a step in the ways a profile needs.
 
-    A short step is run once more just before it is measured: starting the profiler and collecting
+    A short step is run some more just before it is measured: starting the profiler and collecting
     garbage leave cold caches, which a running loop does not have.
     """
 
     step: Step
-    short: bool = False
+    warm_ups: int = 0
+
+    def calibrating_round(self) -> Round:
+        plain_us, ops_us = self.timed(), step_us(self.recorded(modules=False))
+        return Round(plain_us=plain_us, ops_us=ops_us, recording=self.recorded())
+
+    def checking_round(self, paths: Sequence[str], turned: bool) -> Round:
+        """Every other one in turned order, so that what comes first gains nothing by it."""
+        if turned:
+            alone_us = self.modules_alone(paths) if paths else {}
+            recording, plain_us = self.recorded(), self.timed()
+        else:
+            plain_us, recording = self.timed(), self.recorded()
+            alone_us = self.modules_alone(paths) if paths else {}
+        return Round(plain_us=plain_us, recording=recording, alone_us=alone_us)
 
     def timed(self) -> float:
         """µs of one step without the profiler."""
         with _without_gc():
-            if self.short:
-                self._warm_up()
+            self._warm_up()
             self.step.prepare()
             begun = time.perf_counter()
             self.step.run()
@@ -175,22 +194,35 @@ class _Runner:
             return record(self.step.run, self._before_recording, **options)
 
     def modules_alone(self, paths: Sequence[str]) -> dict[str, float]:
-        """µs of one step in some modules, by a bare clock around their forward."""
-        with _without_gc(), _clocked(self.step.roots, paths) as spent:
-            self._before_recording()
-            spent.update(dict.fromkeys(paths, 0.0))
-            self.step.run()
-        return {path: 1e6 * seconds for path, seconds in spent.items()}
+        """µs of one step in some modules, by a bare clock around their forward.
+
+        A clock takes half a microsecond, so in a very short step each gets a run of its own.
+        """
+        found: dict[str, float] = {}
+        for group in [[path] for path in paths] if self.warm_ups > 1 else [paths]:
+            with _without_gc(), _clocked(self.step.roots, group) as spent:
+                self._before_recording()
+                spent.update(dict.fromkeys(group, 0.0))
+                self.step.run()
+            found.update({path: 1e6 * seconds for path, seconds in spent.items()})
+        return found
 
     def _before_recording(self) -> None:
-        if self.short:
-            self._warm_up()
+        self._warm_up()
         self.step.prepare()
 
     def _warm_up(self) -> None:
-        self.step.prepare()
-        self.step.run()
-        cuda_wait()
+        for _ in range(self.warm_ups):
+            self.step.prepare()
+            self.step.run()
+            cuda_wait()
+
+
+def _warm_ups(usual_us: float) -> int:
+    """How often a step that takes this long is run before it is measured."""
+    if usual_us >= SHORT_US:
+        return 0
+    return min(MOST_WARM_UPS, max(1, math.ceil(WARM_US / max(usual_us, 1.0))))
 
 
 def _steady_heap() -> None:
@@ -207,6 +239,17 @@ def _steady_heap() -> None:
         libc.free(libc.malloc(LARGE_BLOCK_BYTES))
     except (OSError, AttributeError, TypeError):
         return  # another system; its allocator is as it is
+
+
+def _page_faults(runner: _Runner) -> int:
+    """Pages that one step fetches from the system; 0 where that is not told."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    runner.timed()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def _settled_us(runner: _Runner) -> float:

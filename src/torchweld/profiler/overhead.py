@@ -26,11 +26,14 @@ from torchweld.profiler.instrument import instrumented
 
 TINY_OPS = 300
 ROUNDS = 7
-# In a real model an event costs one to four times what it costs in a loop of tiny ops, whose caches
-# and predictors are warm; this is how far the loop is trusted, in units of what it found. What is
-# beyond twice the most that was seen is time that something else took from the steps.
-LOOP_UNCERTAINTY = 2.0
-MOST_FACTOR = 8.0
+# In a loop of tiny ops all that the profiler touches stays in the caches. In a model that sweeps
+# them an event costs more: twice as much in a policy of 50 µs, four times in transformers, eight
+# times in a mixer (2 threads of an EPYC). This is what is expected of a step that says nothing
+# itself, and how far off that may be, in units of what the loop found. What is beyond twice the
+# most that was seen is time that something else took from the steps.
+USUAL_FACTOR = 3.0
+UNCERTAINTY = 2.0
+MOST_FACTOR = 16.0
 # A step that took longer than this many times the better ones was disturbed.
 DISTURBED = 1.25
 
@@ -45,16 +48,22 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The same step three times in turn, or four, µs."""
+    """The same step, run in several ways in turn, µs."""
 
     plain_us: float  # without the profiler
-    ops_us: float  # with it, but the modules not shown to it
-    recording: Recording  # with both
+    recording: Recording  # with it, and the modules shown to it
+    ops_us: float | None = None  # with it, but the modules not shown; to calibrate on
     alone_us: dict[str, float] = field(default_factory=dict)  # modules, by a bare clock: path -> µs
 
     @property
     def profiled_us(self) -> float:
         return step_us(self.recording)
+
+    @property
+    def sides(self) -> tuple[float, ...]:
+        """The step's times, one for each way it ran."""
+        taken = (self.plain_us, self.ops_us, self.profiled_us)
+        return tuple(us for us in taken if us is not None)
 
 
 def step_us(recording: Recording) -> float:
@@ -147,17 +156,18 @@ def count_events(recording: Recording) -> tuple[int, int]:
 
 def calibrate(loop: Costs, rounds: Sequence[Round]) -> Costs:
     """The cost of an op's event, and of a module's, from rounds of the same step."""
-    if len(rounds) < 2:
-        return loop
+    times = [(r.plain_us, r.ops_us, r.profiled_us) for r in rounds if r.ops_us is not None]
+    if len(times) < 2:
+        return Costs(op_us=USUAL_FACTOR * loop.op_us, module_us=USUAL_FACTOR * loop.module_us)
     ops, modules = count_events(rounds[0].recording)
     return Costs(
-        op_us=_weigh(loop.op_us, ops, [r.ops_us - r.plain_us for r in rounds]),
-        module_us=_weigh(loop.module_us, modules, [r.profiled_us - r.ops_us for r in rounds]),
+        op_us=_weigh(loop.op_us, ops, [seen - plain for plain, seen, _ in times]),
+        module_us=_weigh(loop.module_us, modules, [shown - seen for _, seen, shown in times]),
     )
 
 
 def _weigh(loop_us: float, events: int, added_us: Sequence[float]) -> float:
-    """The cost of one event, from what a loop found and from what `events` added to steps."""
+    """The cost of one event, from what a loop found and what `events` added to steps."""
     expected_us = loop_us * events
     if expected_us <= 0:
         return loop_us
@@ -165,7 +175,8 @@ def _weigh(loop_us: float, events: int, added_us: Sequence[float]) -> float:
     # The standard error of a median, from deviations that a few disturbed steps do not enlarge.
     deviation = 1.4826 * statistics.median(abs(us - middle) for us in added_us)
     error = max(1.25 * deviation / math.sqrt(len(added_us)) / expected_us, 0.02)
-    # Inverse variances; the loop's own factor is 1.
-    loop_weight, step_weight = 1 / LOOP_UNCERTAINTY**2, 1 / error**2
-    factor = (loop_weight + step_weight * middle / expected_us) / (loop_weight + step_weight)
+    # Inverse variances.
+    loop_weight, step_weight = 1 / UNCERTAINTY**2, 1 / error**2
+    seen = middle / expected_us
+    factor = (loop_weight * USUAL_FACTOR + step_weight * seen) / (loop_weight + step_weight)
     return min(max(0.0, factor), MOST_FACTOR) * loop_us

@@ -50,11 +50,13 @@ def price_on_cpu(profile: Profile) -> Priced:
         hides_kernels(op.name) and work is not None
         for op, work in zip(profile.ops, works, strict=True)
     )
+    training = profile.about.training
     if hidden:
         pricing.notices.append(
             f"the kernels inside {counted(hidden, 'call')} of compiled graphs do not show, so "
             "their time is unexplained and their launches are not counted; with "
             "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1 torch.compile shows those for the CPU"
+            + ("; what only they keep for backward is not counted" if training else "")
         )
     names, parents = [op.name for op in profile.ops], [op.parent for op in profile.ops]
     launches = launching(names, parents)

@@ -223,15 +223,28 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """A corrected time against one measured without the profiler."""
+    """A corrected time against one measured without the profiler, in the same rounds.
+
+    `timed_us` is a median, and `corrected_us` is off it by the median over rounds.
+    """
 
     what: str  # "held-out steps", "layers.3.mlp"
     corrected_us: float
     timed_us: float
+    interval: tuple[float, float] | None = None  # 95 %, of `error`; None from less than six rounds
 
     @property
     def error(self) -> float:
         return self.corrected_us / self.timed_us - 1 if self.timed_us else math.nan
+
+    def within(self, most: float) -> bool | None:
+        """Whether the error is at most `most`; None where the interval leaves that open."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        if -most <= low and high <= most:
+            return True
+        return False if low > most or high < -most else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +260,8 @@ class Timing:
     module_cost_us: float  # of one module event
     steps: int  # profiled
     checks: tuple[Check, ...] = ()
+    # At least, of a step, around the call of the model: there whatever that does. 0 if not known.
+    around_us: float = 0.0
 
     @property
     def unexplained_us(self) -> float:

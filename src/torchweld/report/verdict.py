@@ -89,7 +89,9 @@ def verdict(profile: Profile, account: Account) -> Text:
         text.append(f", {mostly}{most.name}")
     if split.useful_us <= 0:
         text.append("; how much is necessary could not be told")
-    return text.append(f"; explained {share(account.explained, 1)}.")
+    named = any(module.path and module.kind != "Optimizer" for module in profile.modules)
+    why = "" if named else ", since nothing tells which modules the ops belong to"
+    return text.append(f"; explained {share(account.explained, 1)}{why}.")
 
 
 def _span(profile: Profile, whole_us: float) -> str:
