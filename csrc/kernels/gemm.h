@@ -96,8 +96,8 @@ TW_INLINE void panel_step(Vec<C> (&sum)[MR][2 * NP], const C* const* a, int64_t 
   }
 }
 
-// kEvery: something is brought near in every step, else in one step of a turn.
-template <int MR, int NP, bool kEvery, class T>
+// kTimes: in how many steps of a turn something is brought near.
+template <int MR, int NP, int kTimes, class T>
 __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   using C = compute_t<T>;
   constexpr int L = kLanes<C>, NV = 2 * NP, R = kRowsPerPointer, kPointers = (MR + R - 1) / R;
@@ -116,9 +116,9 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
     const int64_t stop = std::min(k + kRunningSum, job.K);
     for (; k + kSteps <= stop; k += kSteps) {
       TW_UNROLL for (int u = 0; u < kSteps; ++u) {
-        if (kEvery || u == 0) {
+        if (u % (kSteps / kTimes) == 0) {
           bring_near<NP>(ahead, next_panel);
-          ahead += (kEvery ? 1 : kSteps) * ahead_step;
+          ahead += kSteps / kTimes * ahead_step;
         }
         panel_step<MR, NP>(sum, a, lda, u, B, next_panel);
         B += ldb;
@@ -184,15 +184,16 @@ struct Tiles {
   // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows)
   static Panel panel(int rows, int at_once, int64_t ahead_step) {
     constexpr auto heights = std::make_integer_sequence<int, kMaxRows>{};
-    const bool slow = kSteps * ahead_step * int64_t(sizeof(T)) <= 64;  // a line serves a turn
-    return slow ? pick<false>(rows, at_once, heights) : pick<true>(rows, at_once, heights);
+    const int64_t lines = kSteps * ahead_step * int64_t(sizeof(T)) / 64;  // that a turn moves on
+    if (kSteps >= 2 && lines == 2) return pick<std::min(kSteps, 2)>(rows, at_once, heights);
+    return lines <= 1 ? pick<1>(rows, at_once, heights) : pick<kSteps>(rows, at_once, heights);
   }
-  template <bool kEvery, int... R>
+  template <int kTimes, int... R>
   static Panel pick(int rows, int at_once, std::integer_sequence<int, R...>) {
-    static constexpr Panel one[] = {panel_tile<R + 1, 1, kEvery, T>...};
+    static constexpr Panel one[] = {panel_tile<R + 1, 1, kTimes, T>...};
     static constexpr Panel two[] = {
-        panel_tile<R + 1, std::min(2, panels_at_once(R + 1)), kEvery, T>...};
-    static constexpr Panel four[] = {panel_tile<R + 1, panels_at_once(R + 1), kEvery, T>...};
+        panel_tile<R + 1, std::min(2, panels_at_once(R + 1)), kTimes, T>...};
+    static constexpr Panel four[] = {panel_tile<R + 1, panels_at_once(R + 1), kTimes, T>...};
     return (at_once == 1 ? one : at_once == 2 ? two : four)[rows - 1];
   }
 
