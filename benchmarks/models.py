@@ -1,6 +1,6 @@
 """Whole models: torchweld, alone and compiled, against eager, torch.compile and other runtimes.
 
-    python benchmarks/models.py                          everything, about half an hour
+    python benchmarks/models.py                          everything, about 45 minutes
     python benchmarks/models.py --models gpt2 policy     some
     python benchmarks/models.py --peers --json m.json    eager and torchweld alone
 

@@ -82,7 +82,7 @@ class Sized:
     batch: int
     tokens: int
     plan: str | None = None
-    tuning_s: float | None = 30.0
+    tuning_s: float | None = 60.0  # as `tw.plan` takes by itself
     remember: bool = False
 
     @property
