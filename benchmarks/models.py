@@ -89,11 +89,16 @@ class Result:
                 f"    {name:<12} {speed:5.2f} ({low:.2f}–{high:.2f}) {self.verdict[name]}{error}"
             )
         if self.details:
-            found.append(
-                f"    ceiling {self.details['ceiling']:.2f}, reached {100 * self.share:.0f} % of "
-                f"it; the blocks promised {self.details['promised']:.2f}, diagnosis at most "
-                f"{self.details['predicted']:.2f}; {self.details['copied_bytes'] / 1e6:.0f} MB more"
+            gains = {
+                f"ceiling, of which {self.share:.0%} was reached": self.details["ceiling"],
+                "promised by the blocks": self.details["promised"],
+                "at most by diagnosis": self.details["predicted"],
+            }
+            told = ", ".join(
+                f"{gain:.2f} {what}" if gain else f"not measured: {what.partition(',')[0]}"
+                for what, gain in gains.items()
             )
+            found.append(f"    {told}; {self.details['copied_bytes'] / 1e6:.0f} MB more")
         found += [f"    {name}: {why}" for name, why in self.refused.items()]
         return found
 
@@ -155,7 +160,8 @@ def figures(results: Sequence[Result]) -> tuple[list[str], int]:
             continue
         speed, low, high = one.speed["torchweld"]
         kept = speed >= one.spot.goal
-        ceiling = one.share >= CEILING_SHARE
+        ceiling = "kept" if one.share >= CEILING_SHARE else "MISSED"
+        share = f"{one.share:.0%} of the ceiling {ceiling}" if one.share else "ceiling not measured"
         others = [name for name in one.speed if name != "compile-welded"]  # that is us
         best = max(others, key=lambda name: one.speed[name][0])
         beaten = (
@@ -165,11 +171,12 @@ def figures(results: Sequence[Result]) -> tuple[list[str], int]:
         )
         lines.append(
             f"{one.spot.name}: {speed:.2f} ({low:.2f}–{high:.2f}), goal {one.spot.goal:.2f} "
-            f"{'kept' if kept else 'MISSED'}; {100 * one.share:.0f} % of the ceiling "
-            f"{'kept' if ceiling else 'MISSED'}{beaten}"
+            f"{'kept' if kept else 'MISSED'}; {share}{beaten}"
         )
-        if not (kept and ceiling):
+        if not kept or 0 < one.share < CEILING_SHARE:
             code = 1
+        elif not one.share:
+            code = code or 2
     return lines, code
 
 
