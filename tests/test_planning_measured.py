@@ -23,7 +23,7 @@ from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
 from torchweld.planning import ceiling, planner, timing, tuning, whole
 from torchweld.planning.memory import Memory
-from torchweld.planning.plan import Plan, Trial, Tuning
+from torchweld.planning.plan import Plan, Planned, Trial, Tuning
 from torchweld.planning.text import sentence
 from torchweld.planning.tuning import choose
 from torchweld.swap import decisions_of, stats, welded_paths
@@ -359,6 +359,19 @@ def test_inputs_that_the_model_does_not_take(inputs: Any) -> None:
     with pytest.raises(tw.TorchweldError):
         tw.plan(model, inputs)
     assert not welded_paths(model)
+
+
+@pytest.mark.parametrize(("whole_us", "saved_us"), [(1000.0, 150.0), (100.0, 75.0)])
+def test_blocks_save_no_more_than_their_share_of_the_whole(
+    whole_us: float, saved_us: float
+) -> None:
+    """Two calls of 100 µs, four times as fast, in a whole that takes longer than they, or less."""
+    model, inputs = policy()
+    (block,) = tw.find(model, inputs)
+    best = replace(trial(PACKED, 4.0), original_us=100.0)
+    tuning = Tuning(rows=1, count=2, trials=(best,), chosen=PACKED, reason="")
+    found = whole.saved_us([Planned(block=block, tunings=(tuning,))], whole_us)
+    assert found == pytest.approx(saved_us)
 
 
 # ---- the ceiling ----
