@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -146,16 +147,17 @@ class Copies {
   };
   static Numbered add() {
     Copies& all = instance();
-    const std::lock_guard<std::mutex> lock(all.mutex_);
     const int64_t number = ++all.last_;
+    // Below the dispatcher: whatever mode is on, this has to be a real tensor.
+    Tensor tensor = at::detail::empty_cpu({1}, at::kLong);
+    *tensor.mutable_data_ptr<int64_t>() = number;
+    // Before the lock is taken, which the copy takes when it goes.
     std::shared_ptr<PackedCopy> copy(new PackedCopy, [number](PackedCopy* p) {
       instance().remove(number);
       delete p;
     });
+    const std::lock_guard<std::mutex> lock(all.mutex_);
     all.copies_[number] = copy;
-    // Below the dispatcher: whatever mode is on, this has to be a real tensor.
-    Tensor tensor = at::detail::empty_cpu({1}, at::kLong);
-    *tensor.mutable_data_ptr<int64_t>() = number;
     return {std::move(copy), std::move(tensor)};
   }
   // Null for a number of another process, or of a copy that is gone.
@@ -180,7 +182,7 @@ class Copies {
 
   std::mutex mutex_;
   std::unordered_map<int64_t, std::weak_ptr<PackedCopy>> copies_;
-  int64_t last_ = 0;
+  std::atomic<int64_t> last_{0};
 };
 
 }  // namespace torchweld
