@@ -33,3 +33,8 @@ def test_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fuse", "polcy"]) == 2
     assert "did you mean 'policy'" in capsys.readouterr().err
+
+
+def test_how_long_to_measure_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fuse", "policy", "--quick", "--budget", "30"]) == 2
+    assert "--quick and --budget both say how long" in capsys.readouterr().err

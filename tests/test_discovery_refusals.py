@@ -503,3 +503,48 @@ def test_no_grad_inside_a_module_that_trains() -> None:
         blocks = find(model, X, training=True)
         assert paths(blocks) == ["a", "b"]
         assert word in refusal_of(blocks).reason
+
+
+class Noting(zoo.Functional):
+    """An MLP that does something with its hidden values."""
+
+    def __init__(self, note: Callable[[Any, Tensor], object]) -> None:
+        super().__init__(F.relu)
+        self.note, self.calls, self.last = note, 0, None
+        self.seen: list[Tensor] = []
+        self.by_name: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note(self, x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("note", "name"),
+    [
+        (lambda self, h: setattr(self, "calls", self.calls + 1), "calls"),
+        (lambda self, h: setattr(self, "last", h), "last"),
+        (lambda self, h: setattr(self, "new", h), "new"),
+        (lambda self, h: self.seen.append(h), "seen"),
+        (lambda self, h: self.by_name.update(h=h), "by_name"),
+        (lambda self, h: setattr(self.a, "last", h), "a.last"),
+    ],
+)
+def test_what_sets_attributes_keeps_its_code(
+    note: Callable[[Any, Tensor], object], name: str
+) -> None:
+    model = Noting(note)
+    before = dict(model.__dict__)
+    blocks = find(model, X)
+    assert refusal_of(blocks).reason == f"sets its {name} at every call"
+    assert refusal_of(blocks).where.startswith("test_discovery_refusals.py:")
+    assert "b" in paths(blocks)
+    assert model.__dict__ == before
+    assert (model.seen, model.by_name) == ([], {})
+
+
+def test_an_attribute_that_is_set_to_what_it_is_is_no_reason() -> None:
+    def note(self: Any, h: Tensor) -> None:
+        self.calls, self.first = 0, getattr(self, "first", h.shape[0])
+
+    assert paths(find(Noting(note), X)) == [""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
             raise KeyboardInterrupt
         calls.append(1)
         # What really comes out may be "not measured", on a busy machine, and is not kept then.
-        return {choice: timing.Timed(comparison=None, behind="it is slower") for choice in args[4]}
+        return {choice: timing.Timed(comparison=None, verdict="behind") for choice in args[4]}
 
     monkeypatch.setattr(tuning, "time_choices", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -443,3 +444,56 @@ def test_a_plan_from_before_a_field_was_added_is_read(tmp_path: Path) -> None:
             own.pop("remembered", None)
     (tmp_path / "plan.json").write_text(json.dumps(data))
     assert Plan.load(tmp_path / "plan.json") == made
+
+
+# ---- steps that take long ----
+
+
+class Slow(nn.Module):
+    """A Linear, and a step of a fifth of a second around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2)
+        y: torch.Tensor = self.norm(self.linear(x))
+        return y
+
+
+def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
+    own_cache: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[float] = []
+    real = tuning.tune
+
+    def tune(*args: Any, deadline_s: float, **kwargs: Any) -> Any:
+        deadlines.append(deadline_s - time.perf_counter())
+        return real(*args, deadline_s=deadline_s, **kwargs)
+
+    monkeypatch.setattr(planner, "tune", tune)
+    made = tw.plan(Slow().eval(), torch.randn(1, 64), budget_s=10.0)
+    assert 10.0 * (1 - planner.UNTIMED_SHARE) - 1.0 < deadlines[0] <= 9.0
+    assert [d.block.path for d in made.decisions] == ["linear"]
+    (one,) = made.whole
+    assert one.verdict == "not measured"
+    assert "a step takes 0.2 s; give budget_s=4" in one.reason
+    assert one.error_ratio > 0.0  # verified all the same
+    assert "the whole model was not measured" in str(made)
+
+    enough = tw.plan(Slow().eval(), torch.randn(1, 64), budget_s=60.0)
+    assert deadlines[1] <= 60.0 * (1 - planner.WHOLE_SHARE - planner.PROFILE_SHARE)
+    assert enough.whole[0].verdict == "faster"
+
+
+def test_a_block_whose_rounds_cannot_fit_is_not_begun(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "_call_s", lambda run: 0.3)
+    model = nn.Sequential(nn.Linear(64, 64)).eval()
+    made = tw.plan(model, torch.randn(1, 64), budget_s=8.0)
+    (one,) = made.planned
+    assert one.tunings[0].unmeasured
+    assert "a call takes 0.3 s, and 12 s are needed to time it" in one.tunings[0].reason
+    assert "original  not measured" in str(made)

@@ -77,12 +77,23 @@ def test_the_budget_holds_however_slow_the_sides_are() -> None:
     assert result.verdict == "not measured"
     assert result.rounds < 20
     assert (
-        "20 rounds of about 2.4 s do not fit into the 3 s allowed for each candidate; "
-        "give budget_s=90"
+        "20 rounds of about 1.2 s do not fit into the 3 s allowed for each candidate; "
+        "give budget_s=45"
     ) in result.reason
-    assert result.elapsed_s < 3.0 + 2 * 0.4 + 2 * 0.4
-    enough = run(1.0, Machine(noise=0.001), call_s=0.4, budget_s=90.0)
+    assert result.elapsed_s < 3.0 + 2 * 0.4 + 0.4
+    enough = run(1.0, Machine(noise=0.001), call_s=0.4, budget_s=45.0)
     assert enough.verdict == "same"
+
+
+@pytest.mark.parametrize(("call_s", "calls_a_turn"), [(0.02, 2), (0.2, 1)])
+def test_only_short_calls_are_preceded_by_an_untimed_one(call_s: float, calls_a_turn: int) -> None:
+    machine = Machine(noise=0.01)
+    result = run(1.0, machine, call_s=call_s, budget_s=300 * call_s, control=False)
+    assert result.rounds >= 20
+    names = [name for name, _ in machine.log[-2 * 20 * calls_a_turn :]]
+    turns = [set(names[i : i + calls_a_turn]) for i in range(0, len(names), calls_a_turn)]
+    rounds = list(zip(turns[::2], turns[1::2], strict=True))
+    assert all(first | second == {"a", "b"} and len(first) == 1 for first, second in rounds)
 
 
 def test_without_a_single_round_nothing_is_claimed() -> None:

@@ -14,6 +14,7 @@ from torchweld.cli.keeping import keep_plan, keeping
 from torchweld.cli.screen import progress_shown, put, screen
 from torchweld.cli.writing import check_targets
 from torchweld.diagnosis import diagnose
+from torchweld.errors import TorchweldError
 from torchweld.history import target_words
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import plan as make_plan
@@ -35,6 +36,9 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
 @click.option("--training", is_flag=True, help="Weld for training: gradients are verified too.")
 @click.option("--quick", is_flag=True, help="About ten seconds of measuring instead of a minute.")
+@click.option(
+    "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="For measuring; default 48."
+)
 @click.option("--with-compile", is_flag=True, help="Try torch.compile of each block too.")
 @click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
@@ -48,6 +52,7 @@ def fuse(
     inputs: tuple[str, ...],
     training: bool,
     quick: bool,
+    budget: float | None,
     with_compile: bool,
     afresh: bool,
     no_profile: bool,
@@ -63,6 +68,8 @@ def fuse(
     hf:<model type>; without it, a built-in transformer. Nothing is welded that is not faster beyond
     noise with numbers as good as eager's; the plan says why for every block.
     """
+    if quick and budget is not None:
+        raise TorchweldError("--quick and --budget both say how long to measure; give one")
     check_targets({"--out": out}, force)
     with keeping(save, file) as history, data_only(json_wanted):
         chosen = resolve(target, inputs, training=training)
@@ -81,13 +88,19 @@ def fuse(
                 given,
                 training=training,
                 quick=quick,
+                budget_s=budget,
                 with_compile=with_compile,
                 profile=found,
                 remember=not afresh,
                 progress=progress,
             )
         if history is not None and save is not None:
-            settings = {"training": training, "quick": quick, "with_compile": with_compile}
+            settings = {
+                "training": training,
+                "quick": quick,
+                "budget_s": budget,
+                "with_compile": with_compile,
+            }
             what = target_words(chosen.name, inputs, training)
             keep_plan(history, save, what, settings, made, rounds)
     try:

@@ -141,7 +141,11 @@ def read_chain(module: nn.Module, signature: Signature) -> Chain:
     """What the graph of one call says."""
     traced = trace(module, signature)
     try:
-        return as_chain(read(traced))
+        chain = as_chain(read(traced))
+        if traced.changes:
+            reason = f"sets its {traced.changes[0]} at every call"
+            raise Refused(reason, where=defined_at(module))
+        return chain
     except Refused as refused:
         refused.multiplies = traced.multiplies
         raise

@@ -367,14 +367,29 @@ def attributes_of(module: nn.Module) -> dict[str, Any]:
     return kept
 
 
+def changed_attributes(module: nn.Module, before: dict[str, Any]) -> list[str]:
+    """Names of those that are new, or not what they were; numbers and texts count by value."""
+    names = [name for name in module.__dict__ if name not in before]
+    for name, (value, held) in before.items():
+        now = module.__dict__.get(name, _ABSENT)
+        if isinstance(value, (bool, int, float, str)):
+            same = type(now) is type(value) and now == value
+        else:
+            same = now is value and (held is None or _same_items(value, held))
+        names += [] if same else [name]
+    return names
+
+
 def restore_attributes(module: nn.Module, before: dict[str, Any]) -> None:
     for name in [name for name in module.__dict__ if name not in before]:
         del module.__dict__[name]
     for name, (value, held) in before.items():
         module.__dict__[name] = value
+        if held is None or _same_items(value, held):
+            continue
         if isinstance(value, list):
             value[:] = held
-        elif isinstance(value, (dict, set)) and not _same_items(value, held):
+        else:
             value.clear()
             value.update(held)
 
@@ -385,4 +400,6 @@ def _same_items(value: Any, held: Any) -> bool:
     if isinstance(value, dict):
         pairs = zip(value.items(), held.items(), strict=True)
         return all(a is c and b is d for (a, b), (c, d) in pairs)
+    if isinstance(value, list):
+        return all(a is b for a, b in zip(value, held, strict=True))
     return {id(item) for item in value} == {id(item) for item in held}

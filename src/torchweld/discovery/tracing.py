@@ -32,6 +32,7 @@ from torchweld.discovery.recording import (
     Signature,
     TensorSpec,
     attributes_of,
+    changed_attributes,
     forward_signature,
     restore_attributes,
 )
@@ -46,6 +47,7 @@ class Traced:
     state: tuple[tuple[str, Tensor], ...]  # the module's own tensors
     arguments: tuple[tuple[str, TensorSpec], ...]
     grad: bool  # whether gradients were enabled
+    changes: tuple[str, ...]  # attributes that the call set or changed
 
     @property
     def multiplies(self) -> bool:
@@ -118,7 +120,7 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
 
     with ExitStack() as stack:
         stack.enter_context(in_mode(module, signature.training))
-        stack.enter_context(unchanged(module))
+        changed = stack.enter_context(unchanged(module))
         stack.enter_context(torch.set_grad_enabled(signature.grad))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # they were shown when the model ran
@@ -133,11 +135,13 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         make: Callable[..., fx.GraphModule] = make_fx(run, **_tracer_options())
         with _refusing():
             graph = make(own, given).graph
+        changes = tuple(changed())
     return Traced(
         graph=graph,
         state=tuple(state.items()),
         arguments=tuple(specs.items()),
         grad=signature.grad,
+        changes=changes,
     )
 
 
@@ -211,12 +215,19 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Afterwards no fake tensor is left in an attribute."""
-    modules = list(module.modules())
-    before = [attributes_of(inner) for inner in modules]
+def unchanged(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Afterwards no fake tensor is left in an attribute. Gives what says which have changed."""
+    before = {name: (inner, attributes_of(inner)) for name, inner in module.named_modules()}
+
+    def changed() -> list[str]:
+        return [
+            f"{name}.{attribute}" if name else attribute
+            for name, (inner, attributes) in before.items()
+            for attribute in changed_attributes(inner, attributes)
+        ]
+
     try:
-        yield
+        yield changed
     finally:
-        for inner, attributes in zip(modules, before, strict=True):
+        for inner, attributes in before.values():
             restore_attributes(inner, attributes)

@@ -34,6 +34,8 @@ MOST_ROUNDS = 5_000
 # op on a busy virtual machine the error of a 1 s run was 0.1 % with 0.15 ms, 0.4 % with 1.4 ms.
 BLOCK_S = 200e-6
 _RESOLUTIONS_PER_BLOCK = 1_000
+# A call that takes this long fills the caches itself, in a hundredth of its time or so.
+_FILLS_CACHES_S = 0.1
 _TRIES_PER_BLOCK = 2
 
 _WARM_UP_SHARE = 0.2
@@ -82,11 +84,15 @@ class NamedSide:
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """A side with the calls of one block, and the seconds a block costs, untimed parts included."""
+    """A side with the calls of one block, and what they take.
+
+    call_s: the best time of a call; cost_s: of a block, untimed parts included.
+    """
 
     name: str
     side: Side
     calls: int
+    call_s: float
     cost_s: float
 
 
@@ -100,12 +106,14 @@ class Run:
         self._settings = settings
         self._flush = CacheFlush() if settings.cold else None
         self._begun_s = settings.clock()
-        for named in sides:
-            # Compilation and first allocations belong to nobody's budget.
-            seconds_of(named.side, 1, named.name)
+        # Compilation and first allocations belong to nobody's budget.
+        first_s = [seconds_of(named.side, 1, named.name) for named in sides]
         self._deadline_s = settings.clock() + settings.budget_s
         limit_s = _WARM_UP_SHARE * settings.budget_s / len(sides)
-        baseline, *candidates = (self._warm_up(named, limit_s) for named in sides)
+        baseline, *candidates = (
+            self._warm_up(named, limit_s, call_s)
+            for named, call_s in zip(sides, first_s, strict=True)
+        )
         self._columns = [baseline, *([baseline] if settings.control else []), *candidates]
         self._reference = [0, 1] if settings.control else [0]
         self._rows: list[list[float]] = []
@@ -174,24 +182,25 @@ class Run:
             if self._settings.clock() > self._deadline_s:
                 return None
             for _ in range(_TRIES_PER_BLOCK):
-                seconds = self._block_s(column.side, column.calls, column.name)
+                seconds = self._block_s(column.side, column.calls, column.name, column.call_s)
                 if not getattr(column.side, "preempted", False):
                     row[index] = seconds / column.calls
                     break
         return row
 
-    def _block_s(self, side: Side, calls: int, name: str) -> float:
+    def _block_s(self, side: Side, calls: int, name: str, call_s: float) -> float:
         """The seconds of one block, after emptying the caches or filling them with its own data.
 
-        Another side has used them since. After an untimed call no side gains from who ran before.
+        Another side has used them since. After an untimed call no side gains from who ran before;
+        where a call takes long, `call_s`, there is nothing to gain.
         """
         if self._flush is not None:
             self._flush()
-        else:
+        elif call_s < _FILLS_CACHES_S:
             seconds_of(side, 1, name)
         return seconds_of(side, calls, name)
 
-    def _warm_up(self, named: NamedSide, limit_s: float) -> _Column:
+    def _warm_up(self, named: NamedSide, limit_s: float, call_s: float) -> _Column:
         """Runs a side until its best time stops falling, and finds the calls that fill a block."""
         clock = self._settings.clock
         end_s = clock() + limit_s
@@ -201,7 +210,8 @@ class Run:
             start_s = clock()
             blocks_s: list[float] = []
             while len(blocks_s) < _WARM_UP_WINDOW and (clock() < end_s or not blocks_s):
-                blocks_s.append(self._block_s(named.side, calls, named.name))
+                blocks_s.append(self._block_s(named.side, calls, named.name, call_s))
+                call_s = blocks_s[-1] / calls
             cost_s = (clock() - start_s) / len(blocks_s)
             window_s = min(blocks_s) / calls
             flat = window_s >= best_s * (1.0 - _FLAT_WITHIN)
@@ -209,7 +219,9 @@ class Run:
             wanted = 1 if self._settings.cold else max(1, math.ceil(block_s / best_s))
             # Blocks far shorter than the final ones do not say whether those are flat.
             if (flat and wanted <= 2 * calls) or clock() >= end_s:
-                return _Column(name=named.name, side=named.side, calls=wanted, cost_s=cost_s)
+                return _Column(
+                    name=named.name, side=named.side, calls=wanted, call_s=best_s, cost_s=cost_s
+                )
             calls = min(wanted, 10 * calls)
 
     def _comparison(

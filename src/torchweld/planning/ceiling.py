@@ -27,7 +27,12 @@ from torchweld.planning.tuning import module_of, tensors_of
 _STUB_S = 2.0
 
 
-def ceiling(model: nn.Module, decisions: Sequence[Decision], run: Callable[[], Any]) -> float:
+def ceiling(
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    run: Callable[[], Any],
+    budget_s: float = _STUB_S,
+) -> float:
     """The most that the model could gain, as a speed-up; 0 where it cannot be told.
 
     The stubbed model is timed in turn with the model as it was: a moment later the machine may be
@@ -38,7 +43,7 @@ def ceiling(model: nn.Module, decisions: Sequence[Decision], run: Callable[[], A
         return 0.0
     sides = (CallableSide(run), StubSide(model, [d.block for d in decisions], run))
     try:
-        found = compare(*sides, names=("eager", "stubbed"), budget_s=_STUB_S)
+        found = compare(*sides, names=("eager", "stubbed"), budget_s=budget_s)
     except Exception:  # a model that looks at what its Linears give
         return 0.0
     if found.rounds == 0 or found.speedup <= 0.0:

@@ -52,6 +52,12 @@ class Tuning:
     def best(self) -> Trial | None:
         return next((trial for trial in self.trials if trial.choice == self.chosen), None)
 
+    @property
+    def unmeasured(self) -> bool:
+        """Whether nothing was chosen for want of time, or of a quiet machine."""
+        verdicts = [trial.verdict for trial in self.trials if trial.verified]
+        return self.chosen is None and "not measured" in verdicts
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:

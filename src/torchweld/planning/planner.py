@@ -26,8 +26,9 @@ from torchweld.inputs import Workload, as_workloads
 from torchweld.names import known
 from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Plan, Planned, Whole
+from torchweld.planning.timing import least_budget_s
 from torchweld.planning.tuning import SETTLED, Group, Key, choices_for, tune, verify_choice
-from torchweld.planning.whole import measure_whole
+from torchweld.planning.whole import measure_whole, runner
 from torchweld.profiler.live import profile as make_profile
 from torchweld.profiler.profile import Profile
 from torchweld.swap import decisions_of, undo, weld
@@ -42,6 +43,8 @@ BUDGET_S = 48.0
 QUICK_S = 8.0
 # Of the budget, for the whole model before and after, and for the profile that predicts its gain.
 WHOLE_SHARE, PROFILE_SHARE = 0.4, 0.2
+# Where the whole takes too long to be timed, for verifying it.
+UNTIMED_SHARE = 0.1
 # What a profile takes: about so many steps, and some seconds besides.
 PROFILE_STEPS, PROFILE_S = 120, 3.0
 
@@ -78,13 +81,17 @@ def plan(
         blocks = find(model, inputs, training=training)
         begun_s = time.perf_counter()
         with torch.inference_mode(False):
+            untimed = (
+                "" if force or not blocks else _why_untimed(model, workloads, training, budget_s)
+            )
+            whole_share = UNTIMED_SHARE if untimed else WHOLE_SHARE + PROFILE_SHARE
             tuned = tune(
                 model,
                 blocks,
                 training=training,
                 force=force,
                 choices=choices_for(training, with_compile),
-                deadline_s=begun_s + budget_s * (1 - WHOLE_SHARE - PROFILE_SHARE),
+                deadline_s=begun_s + budget_s * (1 - whole_share),
                 memory=memory,
                 progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.5 * share),
             )
@@ -93,7 +100,9 @@ def plan(
             whole: list[Whole] = []
             if made.decisions and not force:
                 end_s = begun_s + budget_s
-                whole = _wholes(model, made, workloads, profile, training, end_s, memory, say)
+                whole = _wholes(
+                    model, made, workloads, profile, training, untimed, end_s, memory, say
+                )
                 made, more = _without_wrong(made, whole)
                 notices += more
     if memory.notice:
@@ -104,12 +113,31 @@ def plan(
     )
 
 
+def _why_untimed(
+    model: nn.Module, workloads: Sequence[Workload], training: bool, budget_s: float
+) -> str:
+    """Why the whole model cannot be timed within its share of the budget; "" if it can."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return "the weights are on meta"
+    begun_s = time.perf_counter()
+    for workload in workloads:
+        runner(model, workload, training)()
+    step_s = time.perf_counter() - begun_s
+    needed_s = least_budget_s(step_s) / WHOLE_SHARE
+    if needed_s <= budget_s:
+        return ""
+    return (
+        f"a step takes {step_s:.2g} s; give budget_s={2 * needed_s:.0f} (--budget) to have it timed"
+    )
+
+
 def _wholes(
     model: nn.Module,
     made: Plan,
     workloads: Sequence[Workload],
     profile: Profile | None,
     training: bool,
+    untimed: str,
     end_s: float,
     memory: Memory,
     say: Progress,
@@ -146,6 +174,7 @@ def _wholes(
             budget_s=each_s * WHOLE_SHARE / (WHOLE_SHARE + PROFILE_SHARE),
             predict=predict,
             kept=kept,
+            untimed=untimed,
         )
         if kept is None and one.verdict in SETTLED:
             memory.keep(about, one)

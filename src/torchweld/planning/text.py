@@ -125,7 +125,8 @@ def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
 def _cells(tuning: Tuning) -> tuple[str, ...]:
     best = tuning.best
     if best is None:
-        return str(tuning.rows), "original", "", "", ""
+        why = "not measured" if tuning.unmeasured else ""
+        return str(tuning.rows), "original", why, "", ""
     choice = f"{best.choice.backend} {best.choice.mode}"
     if best.speedup <= 0:
         return str(tuning.rows), choice, "", f"{best.error_ratio:.2f}", ""

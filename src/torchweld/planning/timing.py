@@ -40,11 +40,12 @@ FIRST_TURNS, BEHIND = 3, 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Times of one call of one module; without a comparison the way was left out at first look."""
+    """Times of one call of one module; without a comparison `verdict` and `reason` say why."""
 
     comparison: Comparison | None
     copied_bytes: int = 0  # of one module
-    behind: str = ""  # why it was left out
+    verdict: str = ""  # "behind" another at first look, or "not measured"
+    reason: str = ""
 
 
 class Face:
@@ -113,8 +114,13 @@ def time_choices(
     if training:
         x.requires_grad_()
     run = caller(modules[0], blocks[0], x, training)
-    budget_s = min(budget_s, MOST_BUDGET_S * len(choices))
-    count = _instances(run, len(modules), len(choices), budget_s)
+    call_s = _call_s(run)
+    least_s = least_budget_s(call_s)
+    budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
+    if least_s > budget_s:
+        why = f"a call takes {call_s:.2g} s, and {least_s:.2g} s are needed to time it"
+        return dict.fromkeys(choices, Timed(comparison=None, verdict="not measured", reason=why))
+    count = _instances(call_s, len(modules), len(choices), budget_s)
     modules, blocks = modules[:count], blocks[:count]
     rows = calls[0].rows
     decisions = [
@@ -139,7 +145,7 @@ def time_choices(
             )
             results = found if isinstance(found, list) else [found]
             timed = {
-                choice: Timed(comparison=None, behind=behind.get(name, ""))
+                choice: Timed(comparison=None, verdict="behind", reason=behind.get(name, ""))
                 for choice, name in zip(choices, names, strict=True)
             }
             for i, comparison in zip(taken, results, strict=True):
@@ -186,12 +192,20 @@ def _each(comparison: Comparison, instances: int) -> Comparison:
     )
 
 
-def _instances(run: Callable[[], object], there: int, choices: int, budget_s: float) -> int:
-    """As many as leave time for the rounds that a verdict needs."""
+def _call_s(run: Callable[[], object]) -> float:
     run()
     begun_s = time.perf_counter()
     run()
-    call_s = time.perf_counter() - begun_s
+    return time.perf_counter() - begun_s
+
+
+def least_budget_s(call_s: float) -> float:
+    """Less than this cannot do: the original and its control alone take as much."""
+    return 2 * FEWEST_ROUNDS * call_s
+
+
+def _instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
+    """As many as leave time for the rounds that a verdict needs."""
     fits = int(budget_s / (ROUNDS_WANTED * 2 * (2 + choices) * max(call_s, 1e-7)))
     return max(1, min(there, fits, MOST_INSTANCES))
 

@@ -96,7 +96,7 @@ def tune(
     found: dict[int, Tuning] = {}
     # What could not be measured in its share of the time has another turn in what is left.
     for turn in range(1 if force else 2):
-        pending = [i for i in range(len(groups)) if turn == 0 or _unmeasured(found[i])]
+        pending = [i for i in range(len(groups)) if turn == 0 or found[i].unmeasured]
         for done, i in enumerate(pending):
             progress(groups[i].name, (done + turn * len(groups)) / (2 * len(groups)))
             share_s = (deadline_s - time.perf_counter()) / (len(pending) - done)
@@ -107,11 +107,6 @@ def tune(
         for block, call in zip(one.blocks, one.calls, strict=True):
             tunings[block.path].append(replace(found[i], count=call.count))
     return [Planned(block=block, tunings=tuple(tunings[block.path])) for block in blocks]
-
-
-def _unmeasured(tuning: Tuning) -> bool:
-    verdicts = [trial.verdict for trial in tuning.trials if trial.verified]
-    return tuning.chosen is None and "not measured" in verdicts
 
 
 def group(model: nn.Module, blocks: Sequence[Block], training: bool) -> list[Group]:
@@ -240,7 +235,7 @@ def _why_none(trials: Sequence[Trial]) -> str:
 def _measured(trial: Trial, timed: Timed) -> Trial:
     found = timed.comparison
     if found is None:
-        return replace(trial, verdict="behind", reason=timed.behind)
+        return replace(trial, verdict=timed.verdict, reason=timed.reason)
     measured = found.rounds > 0
     return replace(
         trial,

@@ -56,11 +56,12 @@ def measure_whole(
     budget_s: float,
     predict: Callable[[float], float],
     kept: Whole | None = None,
+    untimed: str = "",
 ) -> Whole:
     """Welds, verifies, times, and undoes again. The model is unwelded, and in the right mode.
 
-    `predict` gives the gain that diagnosis allows, given what a step takes. With `kept` nothing is
-    timed, but the numbers are verified anew.
+    `predict` gives the gain that diagnosis allows, given what a step takes. With `kept`, or with a
+    reason why it cannot be, `untimed`, nothing is timed, but the numbers are verified.
     """
     expected = results(model, workload, training)
     truth = truth_of(model, workload, training)
@@ -82,6 +83,8 @@ def measure_whole(
             return _unmeasured(common, f"wrong: {check.reason}")
         if kept is not None:
             return replace(kept, **common, remembered=True)
+        if untimed:
+            return _unmeasured(common, untimed)
         found = compare(
             FaceSide(original, [run]),
             FaceSide(welded, [run]),

@@ -1,0 +1,77 @@
+"""What do finding and planning cost? Seconds and memory, of GPT-2 or any target.
+
+    python benchmarks/planning.py                          GPT-2 (124M) at one token
+    python benchmarks/planning.py hf:llama                 another target
+
+`tw.find` and `tw.plan` each run in a fresh process, with nothing remembered. Memory is the largest
+that the process ever held, beyond what it held before there was a model; packed copies of weights
+are part of it. GPT-2 has to be found in within 10 s and planned within 60, in less than twice its
+own memory. Exits 1 if a figure is missed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+
+LIMITS_S = {"find": 10.0, "plan": 60.0}
+MOST_MEMORY = 2.0
+
+CODE = """
+import gc, json, resource, sys, time
+import torch, torchweld as tw, transformers
+from torchweld.targets import resolve
+
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+what, target = sys.argv[1:3]
+torch.ops.torchweld.chain  # loads the kernels
+before = held()
+chosen = resolve(target, sys.argv[3:])
+given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
+tensors = [*chosen.model.parameters(), *chosen.model.buffers()]
+size = sum(tensor.nbytes for tensor in tensors)
+begun_s = time.perf_counter()
+if what == "find":
+    found = tw.find(chosen.model, given)
+    said = f"{len(found)} blocks, {len(found.refused)} refused"
+else:
+    made = tw.plan(chosen.model, given, remember=False)
+    said = str(made).splitlines()[-1]
+seconds = time.perf_counter() - begun_s
+peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps(dict(seconds=seconds, size=size, peak=peak - before, said=said)))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("target", nargs="?", default="hf:gpt2")
+    parser.add_argument("--input", action="append", help="such as input_ids=1x1:int64")
+    args = parser.parse_args()
+    inputs = args.input or (["input_ids=1x1:int64"] if args.target == "hf:gpt2" else [])
+    kept = True
+    for what, limit_s in LIMITS_S.items():
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, what, args.target, *inputs],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        memory = found["peak"] / found["size"]
+        words = ["kept" if found["seconds"] < limit_s else "MISSED"]
+        words.append("kept" if memory < MOST_MEMORY else "MISSED")
+        kept = kept and "MISSED" not in words
+        print(
+            f"tw.{what}: {found['seconds']:.1f} s ({words[0]}), {memory:.2f} times the model's "
+            f"{found['size'] / 1e6:.0f} MB ({words[1]}); {found['said']}",
+            flush=True,
+        )
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
