@@ -135,7 +135,7 @@ class Bench:
                 cpu_ms[name] = (cpu_s[0] * 1e3, cpu_s[1] * 1e3)
             if name != "eager":
                 sides = [AfterSide(self.stage, "eager", name, gap_s) for gap_s in (IDLE_S, 0.0)]
-                beside.update(self._paired(sides, ["eager alone", name]))
+                beside.update(self._paired(sides, ["eager alone", name], patience=2))
         return Parked(alone_us=alone_us, beside=beside, cpu_ms=cpu_ms)
 
     def _can_prepare(self, name: str) -> bool:

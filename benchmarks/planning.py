@@ -3,10 +3,10 @@
     python benchmarks/planning.py                          GPT-2 (124M) at one token
     python benchmarks/planning.py hf:llama                 another target
 
-`tw.find` and `tw.plan` each run in a fresh process, with nothing remembered. Memory is the largest
-that the process ever held, beyond what it held before there was a model; packed copies of weights
-are part of it. GPT-2 has to be found in within 10 s and planned within 60, in less than twice its
-own memory. Exits 1 if a figure is missed.
+`tw.find` and `tw.plan` each run in a fresh process, with nothing remembered. Memory is the model's
+own, and the most by which the process grew meanwhile; packed copies of weights are part of it, and
+take as much again where everything is packed. GPT-2 has to be found in within 10 s and planned
+within 60, in less than twice its own memory. Exits 1 if a figure is missed.
 """
 
 import argparse
@@ -14,35 +14,38 @@ import json
 import subprocess
 import sys
 
-LIMITS_S = {"find": 10.0, "plan": 60.0}
+LIMITS_S = {"find": 10.0, "plan": 60.0, "plan, packing=False": 60.0}
 MOST_MEMORY = 2.0
 
 CODE = """
-import gc, json, resource, sys, time
+import json, sys, time
 import torch, torchweld as tw, transformers
 from torchweld.targets import resolve
 
-def held():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+def memory(what):
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith(what))
 
 what, target = sys.argv[1:3]
 torch.ops.torchweld.chain  # loads the kernels
-before = held()
 chosen = resolve(target, sys.argv[3:])
 given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
 tensors = [*chosen.model.parameters(), *chosen.model.buffers()]
 size = sum(tensor.nbytes for tensor in tensors)
+del tensors
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the largest so far is what is held now
+built = memory("VmRSS")
 begun_s = time.perf_counter()
 if what == "find":
     found = tw.find(chosen.model, given)
     said = f"{len(found)} blocks, {len(found.refused)} refused"
 else:
-    made = tw.plan(chosen.model, given, remember=False)
+    made = tw.plan(chosen.model, given, remember=False, packing=what == "plan")
     said = str(made).splitlines()[-1]
 seconds = time.perf_counter() - begun_s
-peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps(dict(seconds=seconds, size=size, peak=peak - before, said=said)))
+more = memory("VmHWM") - built
+print(json.dumps(dict(seconds=seconds, size=size, more=more, said=said)))
 """
 
 
@@ -61,7 +64,7 @@ def main() -> int:
             check=True,
         )
         found = json.loads(done.stdout.splitlines()[-1])
-        memory = found["peak"] / found["size"]
+        memory = 1 + found["more"] / found["size"]
         words = ["kept" if found["seconds"] < limit_s else "MISSED"]
         words.append("kept" if memory < MOST_MEMORY else "MISSED")
         kept = kept and "MISSED" not in words

@@ -1,11 +1,12 @@
 // Memory for packed copies, in huge pages where the system grants them on request: streaming 19 MB of
 // panels through 4 KB pages walks the page table 4,700 times. Small copies share slabs, since a model has
-// many: a slab is given back when the last copy in it is gone.
+// many: a slab is given back when the last copy in it is gone, and to the system, not to malloc, which keeps
+// blocks of this size for itself.
 #pragma once
 #include <ATen/ATen.h>
 #include <sys/mman.h>
 
-#include <cstdlib>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -17,14 +18,20 @@ class Slab {
   static constexpr size_t kHuge = size_t(2) << 20;
 
   explicit Slab(size_t bytes) : size_((bytes + kHuge - 1) / kHuge * kHuge) {
-    data_ = static_cast<char*>(std::aligned_alloc(kHuge, size_));
-    if (!data_) throw std::bad_alloc();
+    // Addresses for one huge page more than needed; what lies before and behind the aligned part goes back.
+    const size_t reserved = size_ + kHuge;
+    void* start = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) throw std::bad_alloc();
+    const size_t before = (kHuge - reinterpret_cast<uintptr_t>(start) % kHuge) % kHuge;
+    data_ = static_cast<char*>(start) + before;
+    if (before) munmap(start, before);
+    munmap(data_ + size_, kHuge - before);
 #if defined(MADV_HUGEPAGE)
     madvise(data_, size_, MADV_HUGEPAGE);  // a wish: without it the copy works the same
 #endif
   }
   Slab(const Slab&) = delete;
-  ~Slab() { std::free(data_); }
+  ~Slab() { munmap(data_, size_); }
 
   // Null if there is no room.
   char* take(size_t bytes) {

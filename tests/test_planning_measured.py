@@ -132,6 +132,21 @@ def test_what_is_far_behind_at_first_look_is_left_out() -> None:
     assert timing._behind(sides[:1], ["a"]) == {}
 
 
+def test_copies_can_be_declined(own_cache: Path, steady: None) -> None:
+    model, inputs = policy()
+    tw.fuse(model, inputs, budget_s=4.0, packing=False)
+    made = tw.plan_of(model)
+    assert made is not None
+    assert made.copied_bytes == 0
+    tried = [t.choice for one in made.planned for tuning in one.tunings for t in tuning.trials]
+    assert NATURAL in tried
+    assert PACKED not in tried
+    with torch.no_grad():
+        inputs.call(model)
+    assert tw.packed_bytes(model) == 0
+    assert all(not one.originals for one in stats(model).values())
+
+
 # ---- remembering ----
 
 

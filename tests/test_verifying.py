@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import torchweld as tw
+from torchweld import verifying
 from torchweld.models import MODELS
 from torchweld.verifying import EAGER, EXACT
 
@@ -141,3 +142,15 @@ def test_several_inputs_are_named() -> None:
     check = tw.verify(model, copy.deepcopy(model), [torch.randn(1, 31), torch.randn(6, 31)])
     assert len(check.compared) == 2
     assert check.compared[0].name.startswith("1x31")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_jitter_is_one_unit_in_the_last_place_up_or_down(dtype: torch.dtype) -> None:
+    ones = torch.ones(3, verifying._PIECE // 2, dtype=dtype).t()
+    found = verifying._jittered(ones, run=0)
+    assert found.shape == ones.shape
+    eps = torch.finfo(dtype).eps
+    assert set((found - 1).unique().tolist()) == {eps, -eps}
+    assert 0.4 < float((found > 1).double().mean()) < 0.6
+    assert not torch.equal(found, verifying._jittered(ones, run=1))
+    assert bool((ones == 1).all())

@@ -38,6 +38,7 @@ JITTERED_RUNS, JITTERED_TRAINING_RUNS = 4, 2
 # The mean over fewer elements is a matter of luck; their largest error is judged all the same.
 FEWEST_FOR_RMS = 32
 
+_PIECE = 1 << 20  # elements
 EXACT = "float64, module by module"
 EAGER = "the reference itself"
 
@@ -263,9 +264,13 @@ def _jittered(tensor: Tensor, run: int) -> Tensor:
     """Off by about one unit in the last place, up or down."""
     if not tensor.is_floating_point():
         return tensor
+    eps = torch.finfo(tensor.dtype).eps
     generator = torch.Generator().manual_seed(1000 * run + tensor.numel())
-    signs = (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor) * 2 - 1
-    return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)
+    found = tensor.detach().clone(memory_format=torch.contiguous_format)
+    for piece in found.view(-1).split(_PIECE):  # else a large weight would be in memory five times
+        signs = (torch.rand(piece.shape, generator=generator) < 0.5).to(piece) * 2 - 1
+        piece *= 1 + signs * eps
+    return found
 
 
 def _drops_out(module: nn.Module) -> bool:

@@ -40,6 +40,9 @@ FILE = click.Path(path_type=Path, dir_okay=True)
     "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="For measuring; default 48."
 )
 @click.option("--with-compile", is_flag=True, help="Try torch.compile of each block too.")
+@click.option(
+    "--no-packing", is_flag=True, help="No copies of weights: slower, but no more memory."
+)
 @click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
 @click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
@@ -54,6 +57,7 @@ def fuse(
     quick: bool,
     budget: float | None,
     with_compile: bool,
+    no_packing: bool,
     afresh: bool,
     no_profile: bool,
     out: Path | None,
@@ -90,6 +94,7 @@ def fuse(
                 quick=quick,
                 budget_s=budget,
                 with_compile=with_compile,
+                packing=not no_packing,
                 profile=found,
                 remember=not afresh,
                 progress=progress,
@@ -100,6 +105,7 @@ def fuse(
                 "quick": quick,
                 "budget_s": budget,
                 "with_compile": with_compile,
+                "packing": not no_packing,
             }
             what = target_words(chosen.name, inputs, training)
             keep_plan(history, save, what, settings, made, rounds)

@@ -58,6 +58,7 @@ def plan(
     quick: bool = False,
     budget_s: float | None = None,
     with_compile: bool = False,
+    packing: bool = True,
     profile: Profile | None = None,
     remember: bool = True,
     progress: Progress | None = None,
@@ -68,6 +69,7 @@ def plan(
 
     quick:         about ten seconds instead of a minute; budget_s sets the time for measuring
     with_compile:  torch.compile of each block is tried too, which takes seconds a shape
+    packing:       False: no copies of weights, which take as much memory as the weights
     profile:       of these inputs, to predict the gain from; made here if there is time
     remember:      take times that were measured for the same shapes before, and keep new ones
     progress:      called with what is being done and how far it is (0 to 1)
@@ -90,7 +92,7 @@ def plan(
                 blocks,
                 training=training,
                 force=force,
-                choices=choices_for(training, with_compile),
+                choices=choices_for(training, with_compile, packing),
                 deadline_s=begun_s + budget_s * (1 - whole_share),
                 memory=memory,
                 progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.5 * share),
@@ -343,10 +345,19 @@ def fuse(
     training: bool = False,
     quick: bool = False,
     budget_s: float | None = None,
+    packing: bool = True,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Plan and apply in one step; `tw.plan_of(model)` says what was done and why."""
-    made = plan(model, inputs, training=training, quick=quick, budget_s=budget_s, progress=progress)
+    made = plan(
+        model,
+        inputs,
+        training=training,
+        quick=quick,
+        budget_s=budget_s,
+        packing=packing,
+        progress=progress,
+    )
     undo(model)
     _weld(model, made.decisions, made)  # found in this very model: nothing to compare
     return model

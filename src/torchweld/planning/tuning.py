@@ -70,9 +70,10 @@ class Group:
         return f"{self.blocks[0].path or 'the model'} × {len(self.blocks)}, {self.key.rows} rows"
 
 
-def choices_for(training: bool, with_compile: bool) -> tuple[Choice, ...]:
+def choices_for(training: bool, with_compile: bool, packing: bool) -> tuple[Choice, ...]:
     """What is tried, apart from leaving the block as it is."""
     choices = TRAINING_CHOICES if training else INFERENCE_CHOICES
+    choices = tuple(choice for choice in choices if packing or not choice.packed)
     return (*choices, COMPILED) if with_compile else choices
 
 
