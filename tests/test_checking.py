@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from torchweld.profiler.attribution import Costs
-from torchweld.profiler.checking import around_us, check, checks_of, checks_of_loop, complaint
+from torchweld.profiler.checking import (
+    around_us,
+    check,
+    checks_of,
+    checks_of_loop,
+    complaint,
+    surely_off,
+)
 from torchweld.profiler.events import MODULE, OP, STEP, Event, Recording
 from torchweld.profiler.overhead import Round
 from torchweld.profiler.profile import Check
@@ -99,3 +106,14 @@ def test_what_a_step_spends_around_the_model_is_no_more_than_was_recorded_there(
     assert found(190.0, {"": 83.0}) == pytest.approx(20.0)
     assert found(80.0, {"": 83.0}) == 0.0
     assert found(90.0, {"a": 83.0}) == 0.0
+
+
+def test_rounds_say_whether_profiled_steps_took_another_time() -> None:
+    def rounds(*plain_us: float) -> list[Round]:
+        return [Round(plain_us=us, recording=step_of(107.0, 50.0)) for us in plain_us]
+
+    costs = Costs(op_us=1.0, module_us=5.0)  # 2 ops and 1 module: 100 µs are left
+    assert not surely_off(rounds(90, 95, 99, 101, 105, 110), costs)
+    assert surely_off(rounds(90, 92, 94, 96, 98, 99), costs)
+    assert surely_off(rounds(101, 102, 103, 104, 105, 106), costs)
+    assert not surely_off(rounds(90, 90, 90, 90, 90), costs)  # too few to say

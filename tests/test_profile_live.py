@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -396,7 +397,7 @@ def test_a_step_that_was_slow_without_page_faults_is_not_blamed_on_memory(
 ) -> None:
     times = iter([1000.0, 100.0])
     monkeypatch.setattr(live, "_settled_us", lambda runner: next(times))
-    monkeypatch.setattr(live, "_page_faults", lambda runner: 3)
+    monkeypatch.setattr(live, "_timed_faults", lambda runner: (100.0, 3))
     found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
     assert not any("fresh process" in notice for notice in found.notices)
 
@@ -404,6 +405,25 @@ def test_a_step_that_was_slow_without_page_faults_is_not_blamed_on_memory(
 def test_memory_that_goes_back_to_the_system_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     times, faults = iter([1000.0, 100.0]), iter([5000, 0])
     monkeypatch.setattr(live, "_settled_us", lambda runner: next(times))
-    monkeypatch.setattr(live, "_page_faults", lambda runner: next(faults))
+    monkeypatch.setattr(live, "_timed_faults", lambda runner: (100.0, next(faults)))
     found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
     assert any("takes 10.0 times as long" in notice for notice in found.notices)
+
+
+def test_a_long_step_is_not_run_more_often_than_it_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {True: 0, False: 0}
+    real = live.record
+
+    def record(run: Any, *args: Any, **options: bool) -> Any:
+        runs[bool(options)] += 1
+        return real(run, *args, **options)
+
+    monkeypatch.setattr(live, "record", record)
+    monkeypatch.setattr(live, "SHORT_US", 0.0)  # every step is a long one
+    monkeypatch.setattr(live, "SET_SECONDS", 0.0)
+    monkeypatch.setattr(live, "CHECK_SECONDS", 0.0)
+    found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
+    # The first, three to calibrate and two to check, each with its modules; one with shapes.
+    assert runs == {False: 6, True: 1}
+    assert found.timing is not None
+    assert found.step_us == found.timing.corrected_us  # five rounds cannot tell it from the clock

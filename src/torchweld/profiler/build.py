@@ -19,6 +19,7 @@ from torchweld.profiler.checking import (
     checks_of,
     checks_of_loop,
     complaint,
+    surely_off,
 )
 from torchweld.profiler.collect import has_cuda
 from torchweld.profiler.device import device_account, with_kernels
@@ -152,7 +153,8 @@ def build(
             threads=here.threads,
             fingerprint=hardware.fingerprint(),
         ),
-        step_us=wall_us,
+        # Where both agree within their noise, that of the very steps whose ops are accounted for.
+        step_us=corrected_us if timed and not surely_off(rounds, costs) else wall_us,
         modules=tuple(found.modules),
         ops=with_kernels(found.ops, device),
         timing=Timing(

@@ -60,6 +60,15 @@ def check(what: str, corrected_us: Sequence[float], timed_us: Sequence[float]) -
     )
 
 
+def surely_off(rounds: Sequence[Round], costs: Costs) -> bool:
+    """Whether profiled steps, corrected, took another time than those without the profiler.
+
+    Beyond what rounds differ by: the same step can take a tenth longer a moment later.
+    """
+    found = check("steps", _corrected_us(rounds, costs), [r.plain_us for r in rounds])
+    return found.interval is not None and not found.interval[0] <= 0.0 <= found.interval[1]
+
+
 def around_us(held_out: Sequence[Round]) -> float:
     """What a step spends at least around the model's own forward, where that was timed alone.
 

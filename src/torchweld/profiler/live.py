@@ -107,9 +107,12 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
         samples.first_us = runner.timed()
         progress("warming up", 0.05)
         measure_loop()
-        fresh_us, fresh_faults = _settled_us(runner), _page_faults(runner)
+        fresh_us = _settled_us(runner)
+        _, fresh_faults = _timed_faults(runner)
         _steady_heap()
-        expected_us, faults = _settled_us(runner), _page_faults(runner)
+        expected_us = fresh_us if fresh_us >= SHORT_US else _settled_us(runner)
+        last_us, faults = _timed_faults(runner)
+        expected_us = min(expected_us, last_us)
         if expected_us < fresh_us / FRESH_FACTOR and fresh_faults - faults >= LEAST_FAULTS:
             samples.notices.append(
                 f"in a fresh process this step takes {fresh_us / expected_us:.1f} times as long, "
@@ -118,6 +121,7 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
                 "the environment avoid that from the start"
             )
         runner.warm_ups = _warm_ups(expected_us)
+        short = expected_us < SHORT_US
         count = max(steps, min(MOST_STEPS, math.ceil(SET_SECONDS * 1e6 / max(expected_us, 1.0))))
         long = 3 * CHECKED_ROUNDS * expected_us > CHECK_SECONDS * 1e6
         held_out = max(2 if long else CHECKED_ROUNDS, count // 2)
@@ -125,7 +129,7 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
         runner.recorded()  # the first recording of a process sets things up
         for number in range(count):
             progress("profiling", 0.1 + 0.7 * number / (count + held_out))
-            samples.rounds.append(runner.calibrating_round())
+            samples.rounds.append(runner.calibrating_round(short))
         # A module that stands at several places cannot be told apart by a clock around it.
         single = {paths[0] for paths in places(step.roots).values() if len(paths) == 1}
         chosen = heaviest_modules([r.recording for r in samples.rounds], single, CHECKED_MODULES)
@@ -164,8 +168,10 @@ class _Runner:
     step: Step
     warm_ups: int = 0
 
-    def calibrating_round(self) -> Round:
-        plain_us, ops_us = self.timed(), step_us(self.recorded(modules=False))
+    def calibrating_round(self, short: bool) -> Round:
+        """Of a long step the cost of an event cannot be told: modules are shown at once."""
+        plain_us = self.timed()
+        ops_us = step_us(self.recorded(modules=False)) if short else None
         return Round(plain_us=plain_us, ops_us=ops_us, recording=self.recorded())
 
     def checking_round(self, paths: Sequence[str], turned: bool) -> Round:
@@ -241,15 +247,15 @@ def _steady_heap() -> None:
         return  # another system; its allocator is as it is
 
 
-def _page_faults(runner: _Runner) -> int:
-    """Pages that one step fetches from the system; 0 where that is not told."""
+def _timed_faults(runner: _Runner) -> tuple[float, int]:
+    """µs of a step, and the pages that it fetches from the system; 0 where that is not told."""
     try:
         import resource
     except ImportError:  # not a Unix
-        return 0
+        return runner.timed(), 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    runner.timed()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    us = runner.timed()
+    return us, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def _settled_us(runner: _Runner) -> float:
