@@ -20,7 +20,8 @@ class Slab {
   explicit Slab(size_t bytes) : size_((bytes + kHuge - 1) / kHuge * kHuge) {
     // Addresses for one huge page more than needed; what lies before and behind the aligned part goes back.
     const size_t reserved = size_ + kHuge;
-    void* start = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* start =
+        mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) throw std::bad_alloc();
     const size_t before = (kHuge - reinterpret_cast<uintptr_t>(start) % kHuge) % kHuge;
     data_ = static_cast<char*>(start) + before;

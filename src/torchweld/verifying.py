@@ -267,7 +267,8 @@ def _jittered(tensor: Tensor, run: int) -> Tensor:
     eps = torch.finfo(tensor.dtype).eps
     generator = torch.Generator().manual_seed(1000 * run + tensor.numel())
     found = tensor.detach().clone(memory_format=torch.contiguous_format)
-    for piece in found.view(-1).split(_PIECE):  # else a large weight would be in memory five times
+    # All at once, a large weight would be in memory five times.
+    for piece in torch.split(found.view(-1), _PIECE):
         signs = (torch.rand(piece.shape, generator=generator) < 0.5).to(piece) * 2 - 1
         piece *= 1 + signs * eps
     return found

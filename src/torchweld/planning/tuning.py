@@ -72,8 +72,8 @@ class Group:
 
 def choices_for(training: bool, with_compile: bool, packing: bool) -> tuple[Choice, ...]:
     """What is tried, apart from leaving the block as it is."""
-    choices = TRAINING_CHOICES if training else INFERENCE_CHOICES
-    choices = tuple(choice for choice in choices if packing or not choice.packed)
+    ways = TRAINING_CHOICES if training else INFERENCE_CHOICES
+    choices = tuple(choice for choice in ways if packing or not choice.packed)
     return (*choices, COMPILED) if with_compile else choices
 
 
