@@ -410,7 +410,10 @@ def test_memory_that_goes_back_to_the_system_is_said(monkeypatch: pytest.MonkeyP
     assert any("takes 10.0 times as long" in notice for notice in found.notices)
 
 
-def test_a_long_step_is_not_run_more_often_than_it_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cost", "recorded"), [(1e9, 6), (0.0, 9)])
+def test_a_long_step_is_calibrated_on_only_if_it_tells(
+    monkeypatch: pytest.MonkeyPatch, cost: float, recorded: int
+) -> None:
     runs = {True: 0, False: 0}
     real = live.record
 
@@ -420,10 +423,12 @@ def test_a_long_step_is_not_run_more_often_than_it_has_to(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(live, "record", record)
     monkeypatch.setattr(live, "SHORT_US", 0.0)  # every step is a long one
+    monkeypatch.setattr(live, "LEAST_COST", cost)
     monkeypatch.setattr(live, "SET_SECONDS", 0.0)
     monkeypatch.setattr(live, "CHECK_SECONDS", 0.0)
     found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
-    # The first, three to calibrate and two to check, each with its modules; one with shapes.
-    assert runs == {False: 6, True: 1}
+    # The first, three to calibrate and two to check, each with its modules; one with shapes. If
+    # it tells, three more without modules.
+    assert runs == {False: recorded, True: 1}
     assert found.timing is not None
     assert found.step_us == found.timing.corrected_us  # five rounds cannot tell it from the clock

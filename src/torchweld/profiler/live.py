@@ -26,7 +26,7 @@ from torchweld.profiler.collect import record
 from torchweld.profiler.compiled import watch_compilation
 from torchweld.profiler.events import Recording
 from torchweld.profiler.instrument import Forward, Roots, instrumented, places, shadowed
-from torchweld.profiler.overhead import Round, measure_loop, step_us
+from torchweld.profiler.overhead import Round, measure_loop, step_us, usual_cost_us
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.steps import Loss, Step, model_step, workload_step
 
@@ -41,6 +41,7 @@ CHECKED_MODULES = 4
 CHECKED_ROUNDS = 6
 CHECK_SECONDS = 15.0
 SHORT_US = 200_000.0
+LEAST_COST = 0.02
 # A short step is repeated this long before it is measured. After one run of 50 µs the next one
 # still took 58, after eight 48.
 WARM_US = 500.0
@@ -121,15 +122,16 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
                 "the environment avoid that from the start"
             )
         runner.warm_ups = _warm_ups(expected_us)
-        short = expected_us < SHORT_US
         count = max(steps, min(MOST_STEPS, math.ceil(SET_SECONDS * 1e6 / max(expected_us, 1.0))))
         long = 3 * CHECKED_ROUNDS * expected_us > CHECK_SECONDS * 1e6
         held_out = max(2 if long else CHECKED_ROUNDS, count // 2)
 
-        runner.recorded()  # the first recording of a process sets things up
+        first = runner.recorded()  # the first recording of a process sets things up
+        # In a long step of long ops what recording costs is far below the noise.
+        tells = expected_us < SHORT_US or usual_cost_us(first) > LEAST_COST * expected_us
         for number in range(count):
             progress("profiling", 0.1 + 0.7 * number / (count + held_out))
-            samples.rounds.append(runner.calibrating_round(short))
+            samples.rounds.append(runner.calibrating_round(tells))
         # A module that stands at several places cannot be told apart by a clock around it.
         single = {paths[0] for paths in places(step.roots).values() if len(paths) == 1}
         chosen = heaviest_modules([r.recording for r in samples.rounds], single, CHECKED_MODULES)
@@ -168,10 +170,10 @@ class _Runner:
     step: Step
     warm_ups: int = 0
 
-    def calibrating_round(self, short: bool) -> Round:
-        """Of a long step the cost of an event cannot be told: modules are shown at once."""
+    def calibrating_round(self, tells: bool) -> Round:
+        """`tells`: whether the step can say what an event costs, and what a module's does."""
         plain_us = self.timed()
-        ops_us = step_us(self.recorded(modules=False)) if short else None
+        ops_us = step_us(self.recorded(modules=False)) if tells else None
         return Round(plain_us=plain_us, ops_us=ops_us, recording=self.recorded())
 
     def checking_round(self, paths: Sequence[str], turned: bool) -> Round:

@@ -154,6 +154,13 @@ def count_events(recording: Recording) -> tuple[int, int]:
     return len(recording.events) - modules, modules
 
 
+def usual_cost_us(recording: Recording) -> float:
+    """What recording it took, going by what a loop of tiny ops showed."""
+    loop = measure_loop().costs
+    ops, modules = count_events(recording)
+    return USUAL_FACTOR * (loop.op_us * ops + loop.module_us * modules)
+
+
 def calibrate(loop: Costs, rounds: Sequence[Round]) -> Costs:
     """The cost of an op's event, and of a module's, from rounds of the same step."""
     times = [(r.plain_us, r.ops_us, r.profiled_us) for r in rounds if r.ops_us is not None]
