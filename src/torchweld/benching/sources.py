@@ -82,7 +82,7 @@ class Sized:
     batch: int
     tokens: int
     plan: str | None = None
-    tuning_s: float | None = 60.0  # as `tw.plan` takes by itself
+    tuning_s: float | None = 60.0  # by default a plan has 48
     remember: bool = False
 
     @property
