@@ -472,7 +472,7 @@ class Slow(nn.Module):
         self.linear, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.2)
+        time.sleep(0.2 if len(x) == 1 else 0.0)
         y: torch.Tensor = self.norm(self.linear(x))
         return y
 
@@ -493,9 +493,14 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
     assert [d.block.path for d in made.decisions] == ["linear"]
     (one,) = made.whole
     assert one.verdict == "not measured"
-    assert "a step takes 0.2 s; give budget_s=4" in one.reason
+    assert "a step takes 0.2 s; give 4" in one.reason
     assert one.error_ratio > 0.0  # verified all the same
     assert "the whole model was not measured" in str(made)
+
+    # One that is quick is timed beside it, and needs time for that.
+    both = tw.plan(Slow().eval(), [torch.randn(1, 64), torch.randn(2, 64)], budget_s=10.0)
+    assert deadlines.pop() <= 10.0 * (1 - planner.WHOLE_SHARE - planner.PROFILE_SHARE)
+    assert [one.verdict for one in both.whole] == ["not measured", "faster"]
 
     enough = tw.plan(Slow().eval(), torch.randn(1, 64), budget_s=60.0)
     assert deadlines[1] <= 60.0 * (1 - planner.WHOLE_SHARE - planner.PROFILE_SHARE)

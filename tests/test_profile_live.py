@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import torchweld as tw
 from torchweld import hardware
 from torchweld.errors import TorchweldError
-from torchweld.profiler import live
+from torchweld.profiler import build, live
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile
 from torchweld.profiler.profile import Module, Op, Profile
@@ -410,7 +410,7 @@ def test_memory_that_goes_back_to_the_system_is_said(monkeypatch: pytest.MonkeyP
     assert any("takes 10.0 times as long" in notice for notice in found.notices)
 
 
-@pytest.mark.parametrize(("cost", "recorded"), [(1e9, 6), (0.0, 9)])
+@pytest.mark.parametrize(("cost", "recorded"), [(1e9, 7), (0.0, 10)])
 def test_a_long_step_is_calibrated_on_only_if_it_tells(
     monkeypatch: pytest.MonkeyPatch, cost: float, recorded: int
 ) -> None:
@@ -426,9 +426,25 @@ def test_a_long_step_is_calibrated_on_only_if_it_tells(
     monkeypatch.setattr(live, "LEAST_COST", cost)
     monkeypatch.setattr(live, "SET_SECONDS", 0.0)
     monkeypatch.setattr(live, "CHECK_SECONDS", 0.0)
-    found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
-    # The first, three to calibrate and two to check, each with its modules; one with shapes. If
+    tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
+    # The first, three to calibrate and three to check, each with its modules; one with shapes. If
     # it tells, three more without modules.
     assert runs == {False: recorded, True: 1}
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_the_step_is_the_clock_s_where_profiled_ones_surely_differ(
+    monkeypatch: pytest.MonkeyPatch, off: bool
+) -> None:
+    asked: list[int] = []
+
+    def surely_off(rounds: Any, costs: Any) -> bool:
+        asked.append(len(rounds))
+        return off
+
+    monkeypatch.setattr(build, "surely_off", surely_off)
+    found = tw.profile(nn.Linear(3, 5), torch.randn(2, 3))
     assert found.timing is not None
-    assert found.step_us == found.timing.corrected_us  # five rounds cannot tell it from the clock
+    assert asked[0] >= live.CHECKED_ROUNDS  # or they could not tell
+    expected = found.timing.wall_us if off else found.timing.corrected_us
+    assert found.step_us == expected

@@ -83,10 +83,12 @@ def plan(
         blocks = find(model, inputs, training=training)
         begun_s = time.perf_counter()
         with torch.inference_mode(False):
-            untimed = (
-                "" if force or not blocks else _why_untimed(model, workloads, training, budget_s)
-            )
-            whole_share = UNTIMED_SHARE if untimed else WHOLE_SHARE + PROFILE_SHARE
+            whole_s = budget_s * WHOLE_SHARE / len(workloads)
+            untimed = [
+                "" if force or not blocks else _why_untimed(model, workload, training, whole_s)
+                for workload in workloads
+            ]
+            whole_share = UNTIMED_SHARE if all(untimed) else WHOLE_SHARE + PROFILE_SHARE
             tuned = tune(
                 model,
                 blocks,
@@ -115,22 +117,17 @@ def plan(
     )
 
 
-def _why_untimed(
-    model: nn.Module, workloads: Sequence[Workload], training: bool, budget_s: float
-) -> str:
-    """Why the whole model cannot be timed within its share of the budget; "" if it can."""
+def _why_untimed(model: nn.Module, workload: Workload, training: bool, whole_s: float) -> str:
+    """Why the whole model cannot be timed in `whole_s`; "" if it can."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return "the weights are on meta"
     begun_s = time.perf_counter()
-    for workload in workloads:
-        runner(model, workload, training)()
+    runner(model, workload, training)()
     step_s = time.perf_counter() - begun_s
-    needed_s = least_budget_s(step_s) / WHOLE_SHARE
-    if needed_s <= budget_s:
+    times = least_budget_s(step_s) / whole_s
+    if times <= 1:
         return ""
-    return (
-        f"a step takes {step_s:.2g} s; give budget_s={2 * needed_s:.0f} (--budget) to have it timed"
-    )
+    return f"a step takes {step_s:.2g} s; give {2 * times:.2g} times the budget_s (--budget)"
 
 
 def _wholes(
@@ -139,7 +136,7 @@ def _wholes(
     workloads: Sequence[Workload],
     profile: Profile | None,
     training: bool,
-    untimed: str,
+    untimed: Sequence[str],
     end_s: float,
     memory: Memory,
     say: Progress,
@@ -152,7 +149,7 @@ def _wholes(
     found = []
     for i, workload in enumerate(workloads):
         say(f"the whole model, {workload.name}", 0.65 + 0.35 * i / len(workloads))
-        each_s = max(end_s - time.perf_counter(), 1.0) / (len(workloads) - i)
+        each_s = max(end_s - time.perf_counter(), 1.0) / max(1, untimed[i:].count(""))
         about = (made.structure, workload.name, training, made.decisions)
         # A callable's name does not say what it does.
         kept = memory.recall(about, Whole) if workload.inputs is not None else None
@@ -176,7 +173,7 @@ def _wholes(
             budget_s=each_s * WHOLE_SHARE / (WHOLE_SHARE + PROFILE_SHARE),
             predict=predict,
             kept=kept,
-            untimed=untimed,
+            untimed=untimed[i],
         )
         if kept is None and one.verdict in SETTLED:
             memory.keep(about, one)

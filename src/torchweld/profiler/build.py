@@ -133,6 +133,7 @@ def build(
     checks = checks_of(samples.held_out, costs) or checks_of_loop(
         calibrating, samples.unprofiled_us, costs
     )
+    off_surely = surely_off([*samples.rounds, *samples.held_out], costs)
     corrected_us = sum(module.self_us for module in found.modules)
     off = corrected_us / wall_us - 1 if wall_us > 0 else 0.0
     if abs(off) > TOLERATED_ERROR:
@@ -154,7 +155,7 @@ def build(
             fingerprint=hardware.fingerprint(),
         ),
         # Where both agree within their noise, that of the very steps whose ops are accounted for.
-        step_us=corrected_us if timed and not surely_off(rounds, costs) else wall_us,
+        step_us=corrected_us if timed and not off_surely else wall_us,
         modules=tuple(found.modules),
         ops=with_kernels(found.ops, device),
         timing=Timing(

@@ -36,8 +36,8 @@ Progress = Callable[[str, float], None]
 SET_SECONDS = 0.3
 MOST_STEPS = 60
 CHECKED_MODULES = 4
-# Fewer rounds give no interval; where they would take longer than this, steps are so long that two
-# have to do.
+# Fewer rounds give no interval; where they would take longer than this, steps are so long that
+# those to calibrate on are counted among them.
 CHECKED_ROUNDS = 6
 CHECK_SECONDS = 15.0
 SHORT_US = 200_000.0
@@ -124,7 +124,7 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
         runner.warm_ups = _warm_ups(expected_us)
         count = max(steps, min(MOST_STEPS, math.ceil(SET_SECONDS * 1e6 / max(expected_us, 1.0))))
         long = 3 * CHECKED_ROUNDS * expected_us > CHECK_SECONDS * 1e6
-        held_out = max(2 if long else CHECKED_ROUNDS, count // 2)
+        held_out = max(CHECKED_ROUNDS - count if long else CHECKED_ROUNDS, 2, count // 2)
 
         first = runner.recorded()  # the first recording of a process sets things up
         # In a long step of long ops what recording costs is far below the noise.
