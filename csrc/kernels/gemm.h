@@ -8,8 +8,8 @@
 //   panel_tile  MR rows x NP panels, k outermost: one broadcast of x, NP * 2 loads of weights, MR * NP * 2
 //               FMAs a step. Sums run over kRunningSum steps, and those are added up in order, whatever
 //               MR, NP and the blocking of K are: a row's result is the same bits in every call.
-//   dot_tile    MR rows x NC outputs straight from [N, K] weights: a register of partial sums per
-//               output, added up at the end.
+//   dot_tile    MR rows x NC outputs, some way apart, straight from [N, K] weights: a register of partial
+//               sums per output, added up at the end.
 //
 // Accumulators stay in registers only if every loop over them is unrolled, zeroing and storing too
 // (GCC 12: 62 against 136 GFLOP/s on Zen 3).
@@ -57,8 +57,10 @@ struct PanelJob {
   int64_t K;
   C* out;  // [rows, panels * kPanel]
   int64_t ldo;
-  bool accumulate;            // add to what is there
-  int64_t ahead, ahead_step;  // with step k, have B + ahead + k * ahead_step brought near
+  bool accumulate;  // add to what is there
+  // What to have brought near meanwhile: lines `ahead` of B, `apart` from there, then both ahead_step on. A turn
+  // of the loop asks for 0, 1, 2 or kSteps, as the tile was picked.
+  int64_t ahead, apart, ahead_step;
 };
 
 // One pointer for every row where the general registers hold that many, else for three rows.
@@ -96,8 +98,8 @@ TW_INLINE void panel_step(Vec<C> (&sum)[MR][2 * NP], const C* const* a, int64_t 
   }
 }
 
-// kTimes: in how many steps of a turn something is brought near.
-template <int MR, int NP, int kTimes, class T>
+// kAsked: lines that are brought near in a turn, 1 or an even number.
+template <int MR, int NP, int kAsked, class T>
 __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   using C = compute_t<T>;
   constexpr int L = kLanes<C>, NV = 2 * NP, R = kRowsPerPointer, kPointers = (MR + R - 1) / R;
@@ -106,7 +108,7 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   TW_UNROLL for (int b = 0; b < kPointers; ++b) { a[b] = job.A + R * b * lda; }
   const T* B = job.B;
   const T* ahead = job.B + job.ahead;
-  const int64_t ahead_step = job.ahead_step;
+  const int64_t apart = job.apart, ahead_step = job.ahead_step;
   bool add = job.accumulate;
   for (int64_t k = 0; k < job.K; add = true) {
     Vec<C> sum[MR][NV];
@@ -116,9 +118,11 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
     const int64_t stop = std::min(k + kRunningSum, job.K);
     for (; k + kSteps <= stop; k += kSteps) {
       TW_UNROLL for (int u = 0; u < kSteps; ++u) {
-        if (u % (kSteps / kTimes) == 0) {
-          bring_near<NP>(ahead, next_panel);
-          ahead += kSteps / kTimes * ahead_step;
+        constexpr int kEvery = kSteps / kAsked;
+        if (u % kEvery == 0) {
+          const bool second = u / kEvery % 2 == 1;
+          bring_near<NP>(second ? ahead + apart : ahead, next_panel);
+          if (second || kAsked == 1) ahead += ahead_step;
         }
         panel_step<MR, NP>(sum, a, lda, u, B, next_panel);
         B += ldb;
@@ -139,11 +143,12 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   }
 }
 
-// K counts whole registers but for the last, whose lanes beyond K are dropped from the weights. A must be
+// Outputs are `ldw` apart in W and `next` in out. K counts whole registers but for the last, whose lanes beyond K are dropped from the weights. A must be
 // readable to the end of that register and finite there. Nothing is read from `end` on.
 template <int MR, int NC, class T>
 __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, const T* W, int64_t ldw,
-                                        int64_t K, const T* end, compute_t<T>* out, int64_t ldo) {
+                                        int64_t K, const T* end, compute_t<T>* out, int64_t ldo,
+                                        int64_t next) {
   using C = compute_t<T>;
   constexpr int L = kLanes<C>;
   Vec<C> sum[MR][NC];
@@ -171,7 +176,7 @@ __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, cons
     }
   }
   TW_UNROLL for (int i = 0; i < MR; ++i) {
-    TW_UNROLL for (int j = 0; j < NC; ++j) { out[i * ldo + j] = sum_lanes<C>(sum[i][j]); }
+    TW_UNROLL for (int j = 0; j < NC; ++j) { out[i * ldo + j * next] = sum_lanes<C>(sum[i][j]); }
   }
 }
 
@@ -179,34 +184,37 @@ template <class T>
 struct Tiles {
   using C = compute_t<T>;
   using Panel = void (*)(const PanelJob<T>&);
-  using Dot = void (*)(const C*, int64_t, const T*, int64_t, int64_t, const T*, C*, int64_t);
+  using Dot = void (*)(const C*, int64_t, const T*, int64_t, int64_t, const T*, C*, int64_t,
+                       int64_t);
 
-  // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows)
-  static Panel panel(int rows, int at_once, int64_t ahead_step) {
+  // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows); `asked`: lines a turn brings near
+  static Panel panel(int rows, int at_once, int asked) {
     constexpr auto heights = std::make_integer_sequence<int, kMaxRows>{};
-    const int64_t lines = kSteps * ahead_step * int64_t(sizeof(T)) / 64;  // that a turn moves on
-    if (kSteps >= 2 && lines == 2) return pick<std::min(kSteps, 2)>(rows, at_once, heights);
-    return lines <= 1 ? pick<1>(rows, at_once, heights) : pick<kSteps>(rows, at_once, heights);
+    return asked <= 1   ? pick<1>(rows, at_once, heights)
+           : asked == 2 ? pick<std::min(kSteps, 2)>(rows, at_once, heights)
+                        : pick<kSteps>(rows, at_once, heights);
   }
-  template <int kTimes, int... R>
+  template <int kAsked, int... R>
   static Panel pick(int rows, int at_once, std::integer_sequence<int, R...>) {
-    static constexpr Panel one[] = {panel_tile<R + 1, 1, kTimes, T>...};
+    static constexpr Panel one[] = {panel_tile<R + 1, 1, kAsked, T>...};
     static constexpr Panel two[] = {
-        panel_tile<R + 1, std::min(2, panels_at_once(R + 1)), kTimes, T>...};
-    static constexpr Panel four[] = {panel_tile<R + 1, panels_at_once(R + 1), kTimes, T>...};
+        panel_tile<R + 1, std::min(2, panels_at_once(R + 1)), kAsked, T>...};
+    static constexpr Panel four[] = {panel_tile<R + 1, panels_at_once(R + 1), kAsked, T>...};
     return (at_once == 1 ? one : at_once == 2 ? two : four)[rows - 1];
   }
 
+  // Outputs at once for tiles of up to two, and up to kDotRows rows. One row of 768 -> 3072 from memory: 8 as
+  // neighbours 28 GB/s, 8 far apart 31, 4 far apart 33, 2 far apart 30 (Zen 3; not tried with 32 registers).
   static constexpr int kDotRows = 4;
-  static constexpr int dot_columns(int rows) {
-    return kRegisters == 32 ? (rows <= 2 ? 8 : 4) : (rows == 1 ? 8 : rows == 2 ? 4 : 3);
-  }
-  static Dot dot(int rows, bool several) {
+  static constexpr int kLowDots = kRegisters == 32 ? 8 : 4, kTallDots = kRegisters == 32 ? 4 : 3;
+  static constexpr int dots_at_once(int64_t rows) { return rows <= 2 ? kLowDots : kTallDots; }
+  static Dot dot(int rows, int at_once) {
     static constexpr Dot one[] = {dot_tile<1, 1, T>, dot_tile<2, 1, T>, dot_tile<3, 1, T>,
                                   dot_tile<4, 1, T>};
-    static constexpr Dot many[] = {dot_tile<1, dot_columns(1), T>, dot_tile<2, dot_columns(2), T>,
-                                   dot_tile<3, dot_columns(3), T>, dot_tile<4, dot_columns(4), T>};
-    return (several ? many : one)[rows - 1];
+    static constexpr Dot low[] = {dot_tile<1, kLowDots, T>, dot_tile<2, kLowDots, T>};
+    static constexpr Dot tall[] = {dot_tile<1, kTallDots, T>, dot_tile<2, kTallDots, T>,
+                                   dot_tile<3, kTallDots, T>, dot_tile<4, kTallDots, T>};
+    return (at_once == 1 ? one : at_once == kLowDots ? low : tall)[rows - 1];
   }
 };
 
