@@ -110,6 +110,10 @@ def test_a_copy_has_to_be_worth_its_memory() -> None:
     found = choose(1, [trial(PACKED, 1.52, copied=8), trial(NATURAL, 1.5)])
     assert found.chosen == NATURAL
     assert "too little" in found.reason
+    found = choose(1, [trial(PACKED, 1.6, copied=8), trial(NATURAL, 1.5)])
+    assert found.chosen == PACKED
+    noisy = replace(trial(PACKED, 1.9, copied=8), interval=(1.4, 2.2))
+    assert choose(1, [noisy, trial(NATURAL, 1.5)]).chosen == NATURAL
 
 
 def test_what_is_wrong_or_not_measured_is_never_chosen() -> None:

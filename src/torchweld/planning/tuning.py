@@ -36,8 +36,9 @@ COMPILED = Choice(backend="compile")
 # and large.
 MOST_VERIFIED_ROWS = 32
 MOST_VERIFIED_COLUMNS = 4096
-# A copy of the weights has to be worth its memory: so much faster than the best way without.
-COPY_GAIN = 1.03
+# A copy of the weights has to be worth its memory: so much faster than the best way without, and
+# beyond noise.
+COPY_GAIN = 1.05
 
 # What need not be tried again.
 SETTLED = ("faster", "slower", "same", "behind", "cannot serve")
@@ -213,9 +214,10 @@ def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
         reason = f"{best.speedup:.2f} times the original's speed"
         lean = [trial for trial in good if not trial.copied_bytes]
         leanest = max(lean, key=lambda trial: trial.speedup, default=best)
-        if leanest is not best and best.speedup < COPY_GAIN * leanest.speedup:
+        worth_it = best.speedup >= COPY_GAIN * leanest.speedup
+        if leanest is not best and not (worth_it and best.interval[0] > leanest.speedup):
             best = leanest
-            reason = f"{best.speedup:.2f} times the original's speed; a copy would gain too little"
+            reason = f"{best.speedup:.2f} times the original's speed; a copy gains too little to tell"
     return Tuning(
         rows=rows,
         count=1,
