@@ -5,10 +5,14 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -112,8 +116,25 @@ def test_a_copy_has_to_be_worth_its_memory() -> None:
     assert "too little" in found.reason
     found = choose(1, [trial(PACKED, 1.6, copied=8), trial(NATURAL, 1.5)])
     assert found.chosen == PACKED
-    noisy = replace(trial(PACKED, 1.9, copied=8), interval=(1.4, 2.2))
-    assert choose(1, [noisy, trial(NATURAL, 1.5)]).chosen == NATURAL
+    # Round by round it is known better than from two medians.
+    gains = replace(trial(PACKED, 1.5, copied=8), copy_gain=1.1)
+    assert choose(1, [gains, trial(NATURAL, 1.5)]).chosen == PACKED
+    gains_not = replace(trial(PACKED, 1.7, copied=8), copy_gain=1.02)
+    assert choose(1, [gains_not, trial(NATURAL, 1.5)]).chosen == NATURAL
+
+
+def test_what_a_copy_gains_is_told_round_by_round() -> None:
+    def timed(ratios: Sequence[float], copied: int) -> timing.Timed:
+        speedup = math.exp(statistics.median(ratios))
+        found = SimpleNamespace(log_ratios=tuple(ratios), speedup=speedup)
+        return timing.Timed(comparison=cast(Any, found), copied_bytes=copied)
+
+    packed, natural = timed([1.1, 0.1, 0.6], 8), timed([1.0, 0.0, 0.5], 0)
+    both = [packed, natural]
+    assert tuning._copy_gain(packed, both) == pytest.approx(math.exp(0.1))
+    assert tuning._copy_gain(natural, both) == 0.0
+    assert tuning._copy_gain(packed, [packed]) == 0.0
+    assert tuning._copy_gain(packed, [packed, timed([1.0], 0)]) == 0.0
 
 
 def test_what_is_wrong_or_not_measured_is_never_chosen() -> None:

@@ -143,8 +143,9 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   }
 }
 
-// Outputs are `ldw` apart in W and `next` in out. K counts whole registers but for the last, whose lanes beyond K are dropped from the weights. A must be
-// readable to the end of that register and finite there. Nothing is read from `end` on.
+// Outputs are `ldw` apart in W and `next` in out. K counts whole registers but for the last, whose lanes
+// beyond K are dropped from the weights. A must be readable to the end of that register and finite there.
+// Nothing is read from `end` on.
 template <int MR, int NC, class T>
 __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, const T* W, int64_t ldw,
                                         int64_t K, const T* end, compute_t<T>* out, int64_t ldo,
@@ -203,17 +204,22 @@ struct Tiles {
     return (at_once == 1 ? one : at_once == 2 ? two : four)[rows - 1];
   }
 
-  // Outputs at once for tiles of up to two, and up to kDotRows rows. One row of 768 -> 3072 from memory: 8 as
-  // neighbours 28 GB/s, 8 far apart 31, 4 far apart 33, 2 far apart 30 (Zen 3; not tried with 32 registers).
+  // Outputs at once, for weights that are near, in L2, or not. One row of 768 -> 3072 from memory: 8 as neighbours
+  // 28 GB/s, 8 far apart 31, 4 far apart 33, 2 far apart 30; 64 -> 64 -> 64, near: 4 are 12 % slower than 8
+  // (Zen 3; not tried with 32 registers).
   static constexpr int kDotRows = 4;
-  static constexpr int kLowDots = kRegisters == 32 ? 8 : 4, kTallDots = kRegisters == 32 ? 4 : 3;
-  static constexpr int dots_at_once(int64_t rows) { return rows <= 2 ? kLowDots : kTallDots; }
+  static constexpr int kNearDots = 8, kLowDots = kRegisters == 32 ? 8 : 4;
+  static constexpr int kTallDots = kRegisters == 32 ? 4 : 3;
+  static constexpr int dots_at_once(int64_t rows, bool near) {
+    return rows == 1 && near ? kNearDots : rows <= 2 ? kLowDots : kTallDots;
+  }
   static Dot dot(int rows, int at_once) {
     static constexpr Dot one[] = {dot_tile<1, 1, T>, dot_tile<2, 1, T>, dot_tile<3, 1, T>,
                                   dot_tile<4, 1, T>};
     static constexpr Dot low[] = {dot_tile<1, kLowDots, T>, dot_tile<2, kLowDots, T>};
     static constexpr Dot tall[] = {dot_tile<1, kTallDots, T>, dot_tile<2, kTallDots, T>,
                                    dot_tile<3, kTallDots, T>, dot_tile<4, kTallDots, T>};
+    if (at_once == kNearDots && rows == 1) return dot_tile<1, kNearDots, T>;
     return (at_once == 1 ? one : at_once == kLowDots ? low : tall)[rows - 1];
   }
 };

@@ -146,9 +146,9 @@ struct LayerWork {
   // 31 GB/s on two threads of Zen 3). So two panels are worked off together, kRunningSum steps of the one, then
   // of the other, while what comes next of both is fetched, a line of each in turn: 5 to 16 % faster at 4 to
   // 8 rows, 7 at 16 rows of 3072 -> 768. Where the weights are in L3 it costs 2 to 10 %.
-  static constexpr bool kLineSteps = P * sizeof(T) == 64;  // a step of a panel is one line
+  static constexpr bool kStepIsLine = P * sizeof(T) == 64;
   bool in_pairs(const Tiling& tiles) const {
-    return kLineSteps && kSteps > 1 && source == Source::packed && tiles.count <= 3 &&
+    return kStepIsLine && kSteps > 1 && source == Source::packed && tiles.count <= 3 &&
            panels_at_once(int(tiles.tallest())) == 1;
   }
 
@@ -264,15 +264,15 @@ struct LayerWork {
   void run_dots(Range rows, Range panels) const {
     const Finish<C, D> f = finish_for<C, D>(layer);
     const Tiling tiles(rows, Tiles<T>::kDotRows);
-    const int at_once = Tiles<T>::dots_at_once(tiles.tallest());
+    const bool near = layer.K * layer.N * int64_t(sizeof(T)) < torchweld::l2_bytes() / 2;
+    const int at_once = Tiles<T>::dots_at_once(tiles.tallest(), near);
     const int64_t M = rows.size(), whole = layer.N / panel_outputs<C>(layer);
     const int64_t fit = int64_t(kScratchBytes) / (M * P * int64_t(sizeof(C)));
     const int64_t chunk = std::max<int64_t>(fit / at_once, 1) * at_once;
     C* sums = sums_arena.get<C>(size_t(M * std::min(chunk, panels.size()) * P));
     for (int64_t p = panels.begin; p < panels.end;) {
       const int64_t far = (std::min({p + chunk, panels.end, whole}) - p) / at_once;
-      const Range part{p, p + std::max<int64_t>(far, 0) * at_once};
-      const Range taken = part.size() > 0 ? part : Range{p, p + 1};
+      const Range taken{p, p + std::max<int64_t>(far * at_once, 1)};
       const int64_t ldo = taken.size() * P;
       for (int half = 0; half < 2; ++half) dots_of_half(tiles, taken, half, at_once, sums, ldo);
       for (int64_t i = taken.begin; i < taken.end; ++i)
@@ -281,7 +281,8 @@ struct LayerWork {
     }
   }
 
-  // The outputs that one register of each of these panels holds. A single panel may end before its end.
+  // The outputs that one register of each of these panels holds: of one panel, which may end before its end,
+  // or of a multiple of at_once.
   void dots_of_half(const Tiling& tiles, Range panels, int half, int at_once, C* sums,
                     int64_t ldo) const {
     const Column first = column_of<C>(layer, panels.begin, half);
@@ -290,23 +291,28 @@ struct LayerWork {
     const T* end = w + (layer.N - 1) * ldw + layer.K;
     w += first.n0 * ldw;
     sums += half * L;
-    const auto dots = [&](int64_t panel, int64_t lane, int count, int64_t apart) {
+    // `count` outputs from this lane of this panel, so many outputs apart, which lie so far apart in sums.
+    const auto dots = [&](int64_t panel, int64_t lane, int count, int64_t apart, int64_t next) {
       tiles.each([&](Range tile, int64_t) {
-        Tiles<T>::dot(int(tile.size()), count)(
-            A + tile.begin * lda, lda, w + (panel * width + lane) * ldw, apart * width * ldw,
-            layer.K, end, sums + (tile.begin - tiles.rows.begin) * ldo + panel * P + lane, ldo,
-            apart * P);
+        C* out = sums + (tile.begin - tiles.rows.begin) * ldo + panel * P + lane;
+        Tiles<T>::dot(int(tile.size()), count)(A + tile.begin * lda, lda,
+                                               w + (panel * width + lane) * ldw, apart * ldw,
+                                               layer.K, end, out, ldo, next);
       });
     };
-    if (panels.size() == 1) {
-      for (int64_t m = 0; m < tiles.rows.size() && first.valid < L; ++m)
-        store(sums + m * ldo, Vec<C>{});
-      for (int64_t lane = 0; lane < first.valid; ++lane) dots(0, lane, 1, 0);
+    if (panels.size() > 1) {
+      const int64_t far = panels.size() / at_once;
+      for (int64_t panel = 0; panel < far; ++panel)
+        for (int64_t lane = 0; lane < L; ++lane) dots(panel, lane, at_once, far * width, far * P);
       return;
     }
-    const int64_t far = panels.size() / at_once;
-    for (int64_t panel = 0; panel < far; ++panel)
-      for (int64_t lane = 0; lane < L; ++lane) dots(panel, lane, at_once, far);
+    if (first.valid < L)
+      for (int64_t m = 0; m < tiles.rows.size(); ++m) store(sums + m * ldo, Vec<C>{});
+    for (int64_t lane = 0; lane < first.valid;) {
+      const int count = lane + at_once <= first.valid ? at_once : 1;
+      dots(0, lane, count, 1, 1);
+      lane += count;
+    }
   }
 };
 

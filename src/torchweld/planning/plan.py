@@ -35,6 +35,7 @@ class Trial:
     original_us: float = 0.0  # of one call
     error_ratio: float = 0.0  # to what the numerical rule allows: 1 is the bound
     copied_bytes: int = 0  # of one module
+    copy_gain: float = 0.0  # speed over the best way without a copy, in the same rounds; 0: unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,10 @@ In: a model, its blocks. Out: `Planned`s.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,8 +38,7 @@ COMPILED = Choice(backend="compile")
 # and large.
 MOST_VERIFIED_ROWS = 32
 MOST_VERIFIED_COLUMNS = 4096
-# A copy of the weights has to be worth its memory: so much faster than the best way without, and
-# beyond noise.
+# A copy of the weights has to be worth its memory: so much faster than the best way without.
 COPY_GAIN = 1.05
 
 # What need not be tried again.
@@ -168,7 +169,9 @@ def _tune_group(
     modules = [module_of(model, block) for block in one.blocks]
     timed = time_choices(model, modules, one.blocks, one.calls, good, one.key.training, left_s)
     for choice, found in timed.items():
-        trials[choice] = _measured(trials[choice], found)
+        trials[choice] = replace(
+            _measured(trials[choice], found), copy_gain=_copy_gain(found, timed.values())
+        )
     tuning = choose(one.key.rows, list(trials.values()))
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
         memory.keep(about, tuning)
@@ -214,10 +217,10 @@ def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
         reason = f"{best.speedup:.2f} times the original's speed"
         lean = [trial for trial in good if not trial.copied_bytes]
         leanest = max(lean, key=lambda trial: trial.speedup, default=best)
-        worth_it = best.speedup >= COPY_GAIN * leanest.speedup
-        if leanest is not best and not (worth_it and best.interval[0] > leanest.speedup):
+        gain = best.copy_gain or best.speedup / leanest.speedup
+        if leanest is not best and gain < COPY_GAIN:
             best = leanest
-            reason = f"{best.speedup:.2f} times the original's speed; a copy gains too little to tell"
+            reason = f"{best.speedup:.2f} times the original's speed; a copy gains too little"
     return Tuning(
         rows=rows,
         count=1,
@@ -233,6 +236,18 @@ def _why_none(trials: Sequence[Trial]) -> str:
         + (f" ({trial.reason})" if trial.reason else "")
         for trial in trials
     )
+
+
+def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float:
+    """Speed over the best way without a copy, round by round: both had the same noise."""
+    lean = [t.comparison for t in everything if t.comparison and not t.copied_bytes]
+    best = max(lean, key=lambda found: found.speedup, default=None)
+    if best is None or own.comparison is None or not own.copied_bytes:
+        return 0.0
+    rounds = [own.comparison.log_ratios, best.log_ratios]
+    if len(rounds[0]) != len(rounds[1]) or not rounds[0]:  # one of them ended earlier
+        return 0.0
+    return math.exp(statistics.median(a - b for a, b in zip(*rounds, strict=True)))
 
 
 def _measured(trial: Trial, timed: Timed) -> Trial:
