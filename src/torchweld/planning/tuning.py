@@ -38,8 +38,10 @@ COMPILED = Choice(backend="compile")
 # and large.
 MOST_VERIFIED_ROWS = 32
 MOST_VERIFIED_COLUMNS = 4096
-# A copy of the weights has to be worth its memory: so much faster than the best way without.
+# A copy of the weights has to be worth its memory: so much faster than the best way without, unless
+# it is so small that nobody would notice.
 COPY_GAIN = 1.05
+SMALL_COPY_BYTES = 256 << 10
 
 # What need not be tried again.
 SETTLED = ("faster", "slower", "same", "behind", "cannot serve")
@@ -218,7 +220,8 @@ def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
         lean = [trial for trial in good if not trial.copied_bytes]
         leanest = max(lean, key=lambda trial: trial.speedup, default=best)
         gain = best.copy_gain or best.speedup / leanest.speedup
-        if leanest is not best and gain < COPY_GAIN:
+        small = best.copied_bytes <= SMALL_COPY_BYTES
+        if leanest is not best and not small and gain < COPY_GAIN:
             best = leanest
             reason = f"{best.speedup:.2f} times the original's speed; a copy gains too little"
     return Tuning(
