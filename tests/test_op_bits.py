@@ -98,6 +98,26 @@ def test_rows_depend_on_nothing_but_themselves_within_a_regime(
                 assert torch.equal(chain(x[-rows:], tensors, spec), expected[-rows:])
 
 
+# More than the sums of 16 rows that are kept at a time, and no whole number of panels.
+WIDE = 5003
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("spec", ["identity", "silu/separate"])
+def test_an_output_depends_on_no_other(spec: str, isa: str, dtype: torch.dtype) -> None:
+    """Weights are read from several places at once: which ones depends on how many there are."""
+    tensors = random_tensors((40, WIDE), parse_spec(spec), dtype)
+    with using_isa(isa), using_threads(1):
+        for rows in (1, 2, 4, 7, 16):
+            x = torch.randn(rows, 40).to(dtype)
+            for op, weights in ((chain, NOT_PACKED), (packed_chain, {"packed"})):
+                with kernel_runs(*weights, calls=4):
+                    y = op(x, tensors, spec)
+                    for some in (slice(0, 9), slice(100, 431), slice(WIDE - 77, WIDE)):
+                        assert torch.equal(op(x, [t[some] for t in tensors], spec), y[:, some])
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @given(block=blocks(), count=threads)
 @settings(max_examples=25)
