@@ -1,6 +1,6 @@
 """How much of the Linears of real models is welded, and whether the numbers stay the same.
 
-    python benchmarks/coverage.py                     every transformers type, about 25 minutes
+    python benchmarks/coverage.py                     every transformers type, over an hour
     python benchmarks/coverage.py gpt2 llama bert     these
     python benchmarks/coverage.py --json coverage.json
 
