@@ -120,10 +120,11 @@ def build(model_type: str) -> Built:
         try:
             config = _config(model_type, sizes)
             config._attn_implementation = "eager"
-        except Exception as error:  # whatever a configuration objects to
+            classes = list(_classes(config))
+        except Exception as error:  # what a configuration objects to, or a missing class
             reasons.append(_line(error))
             continue
-        for make in _classes(config):
+        for make in classes:
             try:
                 with torch.device("meta"):
                     count = sum(p.numel() for p in make(config).parameters())
