@@ -248,7 +248,7 @@ def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float:
     if best is None or own.comparison is None or not own.copied_bytes:
         return 0.0
     rounds = [own.comparison.log_ratios, best.log_ratios]
-    if len(rounds[0]) != len(rounds[1]) or not rounds[0]:  # one of them ended earlier
+    if len(rounds[0]) != len(rounds[1]) or not rounds[0]:  # of other rounds: no pairs
         return 0.0
     return math.exp(statistics.median(a - b for a, b in zip(*rounds, strict=True)))
 
