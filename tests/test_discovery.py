@@ -322,7 +322,8 @@ def test_dropout_in_training(
 ) -> None:
     blocks = find(make(), X, training=True)
     if dropout is None:
-        assert "dropout" in blocks.refused[0].reason
+        refusal = blocks.refused[0]
+        assert "dropout" in f"{refusal.reason} {refusal.where}"
         assert [block.layers for block in blocks] == [1, 1]
     else:
         assert [block.dropout for block in blocks] == [dropout]

@@ -214,12 +214,11 @@ class Call:
             return self.target(labels, *rest, **self.kwargs)
 
         try:
-            rows = move(features.rows)
-            if isinstance(rows, Tensor):
-                return _moved(features, move, rows)
-            return [_moved(features, _part_of(move, i), part) for i, part in enumerate(rows)]
-        except RuntimeError:  # what has to be copied mixes rows with columns
-            return self._outside("a reshape that mixes rows with columns")
+            return _moved_parts(features, move)
+        except RuntimeError:  # labels are expanded views, and what has to be copied needs memory
+            if features.rows.numel() > MOST_COPIED_LABELS:
+                return self._outside("a reshape that mixes rows with columns")
+        return _moved_parts(features, lambda labels: move(labels.contiguous()))
 
     def _cast(self, value: Features) -> Value:
         to, before = self.node.meta["val"], self.node.args[0]
@@ -297,6 +296,16 @@ class Call:
 
 
 # ---- helpers ----
+
+# A view that mixes rows with columns is followed up to this many elements.
+MOST_COPIED_LABELS = 1 << 22
+
+
+def _moved_parts(features: Features, move: Callable[[Tensor], Any]) -> Value:
+    rows = move(features.rows)
+    if isinstance(rows, Tensor):
+        return _moved(features, move, rows)
+    return [_moved(features, _part_of(move, i), part) for i, part in enumerate(rows)]
 
 
 def _moved(features: Features, move: Callable[[Tensor], Any], rows: Tensor) -> Features:

@@ -18,14 +18,15 @@ from torchweld.discovery.values import (
     Computed,
     Features,
     Foreign,
-    Given,
-    Leaf,
     Normal,
     Parameter,
     base_dtype,
     given,
     normal_form,
 )
+
+# What the tracer notes beside the computation; they give nothing.
+_ASSERTIONS = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
 
 
 def read(traced: Traced) -> Normal:
@@ -79,28 +80,12 @@ class _Reader:
             if self._grad or args[0]:
                 raise Refused("switches gradients on or off inside", op, where)
             return None
+        if op in _ASSERTIONS:
+            return None
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return outside(op, where, [*args, *kwargs.values()])
-        if not target._schema.is_mutable:
-            return Call(node, target, op, where, args, kwargs, self._grad).value()
-
-        # In place, as `relu_(h)`: from here on, h is the result.
-        changed = args[0] if args else None
-        if isinstance(changed, Parameter):
-            raise Refused(f"changes its own {changed.name}", op, where)
-        if isinstance(changed, Features) and _is_argument(changed):
-            raise Refused("changes its argument in place", op, where)
-        plain = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
-        overload = getattr(plain, target._overloadname, None)
-        if overload is None or not target._opname.endswith("_"):
-            result: Value = outside(op, where, args)
-        else:
-            op = op.removesuffix("_")
-            result = Call(node, overload, op, where, args, kwargs, self._grad).value()
-        if isinstance(node.args[0], fx.Node):
-            self._values[node.args[0]] = result
-        return result
+        return Call(node, target, op, where, args, kwargs, self._grad).value()
 
 
 def _placeholder(node: fx.Node, waiting: Any) -> Value:
@@ -110,10 +95,6 @@ def _placeholder(node: fx.Node, waiting: Any) -> Value:
     if not spec.shape or not spec.dtype.is_floating_point or 0 in spec.shape:
         return Foreign(f"the argument {name}, which is {spec}", "", "", behind=False)
     return given(name, node.meta["val"])
-
-
-def _is_argument(features: Features) -> bool:
-    return isinstance(features.value, Leaf) and isinstance(features.value.source, Given)
 
 
 def _flat(value: Any) -> list[Any]:

@@ -1,8 +1,10 @@
-"""What a module computes on a recorded signature, as a graph of aten ops.
+"""What a module computes on a recorded signature, as a functional graph of aten ops.
 
 Fake tensors stand for the arguments, parameters and buffers, so that a trace takes no memory and
-multiplies nothing; a model on meta is traced on its own tensors. Composite ops (linear, chunk,
-dropout) stay whole: `make_fx(pre_dispatch=True)`.
+multiplies nothing; a model on meta is traced on its own tensors. Composite ops (linear, split,
+dropout) stay whole: `make_fx(pre_dispatch=True)`. A change in place, through whatever alias,
+becomes part of the value that it changes: `FunctionalTensorMode` inside. What outlives the call
+must not change, and what cannot be followed is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from torchweld.discovery.reasons import Refused, op_name, raised_at
+from torchweld.discovery.reasons import Refused, op_name, raised_at, source_of
 from torchweld.discovery.recording import (
     Signature,
     TensorSpec,
@@ -108,16 +112,44 @@ def _tracer_options() -> dict[str, Any]:
 
 def trace(module: nn.Module, signature: Signature) -> Traced:
     """Refused if it cannot be traced, with the op and the line that are in the way."""
-    state = own_tensors(module)
-    specs = {n: s for n, s in signature.arguments if isinstance(s, TensorSpec)}
-    plain = {n: s for n, s in signature.arguments if not isinstance(s, TensorSpec)}
+    own, given = own_tensors(module), _tensor_specs(signature)
+    with _traceable(module, signature) as (state, arguments, changed):
+        followed = _Followed(module, signature)
+        with _refusing():
+            graph = _graph(followed.run, state, arguments)
+        changes = tuple(changed())
+    if followed.mutated:
+        raise Refused(followed.mutated, *_first_change(module, signature))
+    _check_functional(graph)
+    return Traced(
+        graph=graph,
+        state=tuple(own.items()),
+        arguments=tuple(given.items()),
+        grad=signature.grad,
+        changes=changes,
+    )
+
+
+def _graph(run: Callable[..., Any], own: list[Tensor], given: list[Tensor]) -> fx.Graph:
+    # A function of its own: make_fx counts the arguments of a method with its self.
+    made: fx.GraphModule = make_fx(lambda a, b: run(a, b), **_tracer_options())(own, given)
+    return made.graph
+
+
+def _tensor_specs(signature: Signature) -> dict[str, TensorSpec]:
+    return {n: s for n, s in signature.arguments if isinstance(s, TensorSpec)}
+
+
+@contextmanager
+def _traceable(
+    module: nn.Module, signature: Signature
+) -> Iterator[tuple[list[Tensor], list[Tensor], Callable[[], list[str]]]]:
+    """Tensors to trace on, of the module and of the call, in the modes of the call.
+
+    Gives also what says which attributes the call has changed.
+    """
+    state, specs = own_tensors(module), _tensor_specs(signature)
     devices = [*(t.device for t in state.values()), *(s.device for s in specs.values())]
-    on_meta = any(device.type == "meta" for device in devices)
-
-    def run(own: list[Tensor], given: list[Tensor]) -> Any:
-        arguments = {**dict(zip(specs, given, strict=True)), **plain}
-        return call_with(module, dict(zip(state, own, strict=True)), arguments)
-
     with ExitStack() as stack:
         stack.enter_context(in_mode(module, signature.training))
         changed = stack.enter_context(unchanged(module))
@@ -125,24 +157,86 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # they were shown when the model ran
         stack.enter_context(_silent(logging.getLogger(FakeTensorMode.__module__)))
-        if on_meta:
+        if any(device.type == "meta" for device in devices):
             own = list(state.values())
         else:
             fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             own = [fake.from_tensor(tensor) for tensor in state.values()]
         given = [_empty(spec) for spec in specs.values()]
         stack.enter_context(_Limit())  # type: ignore[no-untyped-call]
-        make: Callable[..., fx.GraphModule] = make_fx(run, **_tracer_options())
-        with _refusing():
-            graph = make(own, given).graph
-        changes = tuple(changed())
-    return Traced(
-        graph=graph,
-        state=tuple(state.items()),
-        arguments=tuple(specs.items()),
-        grad=signature.grad,
-        changes=changes,
+        yield own, given, changed
+
+
+class _Followed:
+    """Runs a module's forward on functional tensors, which turn changes in place into values."""
+
+    def __init__(self, module: nn.Module, signature: Signature) -> None:
+        self._module = module
+        self._state = list(own_tensors(module))
+        self._specs = list(_tensor_specs(signature))
+        self._plain = {n: s for n, s in signature.arguments if not isinstance(s, TensorSpec)}
+        self.mutated = ""  # which of what outlives the call was changed, in words
+
+    def run(self, own: list[Tensor], given: list[Tensor]) -> Any:
+        with FunctionalTensorMode(pre_dispatch=True, export=True, _allow_token_discovery=False):  # type: ignore[no-untyped-call]
+            state = [FunctionalTensor.to_functional(tensor) for tensor in own]
+            arguments = [FunctionalTensor.to_functional(tensor) for tensor in given]
+            result = self.plainly(state, arguments)
+            for name, tensor in zip(self._state, state, strict=True):
+                if _was_changed(tensor):
+                    self.mutated = f"changes its own {name}"
+            for name, tensor in zip(self._specs, arguments, strict=True):
+                if _was_changed(tensor):
+                    self.mutated = f"changes its argument {name} in place"
+            return tree_map_only(FunctionalTensor, _plain_tensor, result)
+
+    def plainly(self, own: list[Tensor], given: list[Tensor]) -> Any:
+        arguments = {**dict(zip(self._specs, given, strict=True)), **self._plain}
+        return call_with(self._module, dict(zip(self._state, own, strict=True)), arguments)
+
+
+def _was_changed(tensor: Any) -> bool:
+    """Contents or shape of a functional tensor, through whatever alias."""
+    torch._sync(tensor)  # type: ignore[no-untyped-call]
+    inner = tensor.elem
+    return bool(
+        torch._functionalize_has_data_mutation(inner)  # type: ignore[attr-defined]
+        or torch._functionalize_has_metadata_mutation(inner)  # type: ignore[attr-defined]
     )
+
+
+def _plain_tensor(tensor: Any) -> Tensor:
+    torch._sync(tensor)  # type: ignore[no-untyped-call]
+    return torch._from_functional_tensor(tensor.elem)
+
+
+def _first_change(module: nn.Module, signature: Signature) -> tuple[str, str]:
+    """The first op that changes something in place, and its line; for a message only."""
+    try:
+        with _traceable(module, signature) as (state, arguments, _):
+            nodes = list(_graph(_Followed(module, signature).plainly, state, arguments).nodes)
+    except Exception:  # the functional trace went well, and a refusal without its line is one too
+        return "", ""
+    for node in nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            return op_name(node.target), source_of(node.stack_trace)
+    return "", ""
+
+
+# Left in a graph where `h.data = other` gave a tensor other contents behind everybody's back.
+_SWAPPED = "_has_compatible_shallow_copy_type"
+
+
+def _check_functional(graph: fx.Graph) -> None:
+    """Refused if something is left that changes a tensor in place: it was not followed."""
+    for node in graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            continue
+        op = op_name(target)
+        if target._schema.is_mutable or op.endswith(_SWAPPED):
+            reason = f"{op.removeprefix('aten.')} changes a tensor in a way that cannot be followed"
+            raise Refused(reason, op, source_of(node.stack_trace))
 
 
 # Far more than a chain of the largest size has. A loop over time steps has many more, each of which
