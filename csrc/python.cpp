@@ -18,6 +18,7 @@
 #include "ops.h"
 #include "pack.h"
 #include "spec.h"
+#include "watch.h"
 
 namespace {
 
@@ -294,13 +295,19 @@ PyMODINIT_FUNC PyInit__C() {
            {name("_forward_hooks"), name("_forward_pre_hooks"), name("_backward_hooks"),
             name("_backward_pre_hooks")}};
 
+  watch_names = {names.modules, names.parameters, name("_buffers"), names.training, {}};
+  std::copy(std::begin(names.hooks), std::end(names.hooks), std::begin(watch_names.hooks));
   pack_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&pack_spec));
   if (!pack_type) return nullptr;
   PyObject* module = PyModule_Create(&module_def);
   if (!module) return nullptr;
-  if (PyModule_AddObjectRef(module, "Pack", reinterpret_cast<PyObject*>(pack_type)) < 0) {
+  PyObject* watch_type = PyType_FromSpec(&watch_spec);
+  if (!watch_type || PyModule_AddObjectRef(module, "Watch", watch_type) < 0 ||
+      PyModule_AddObjectRef(module, "Pack", reinterpret_cast<PyObject*>(pack_type)) < 0) {
+    Py_XDECREF(watch_type);
     Py_DECREF(module);
     return nullptr;
   }
+  Py_DECREF(watch_type);
   return module;
 }

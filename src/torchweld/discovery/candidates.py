@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchweld.discovery.confirming import disagreement
+from torchweld.discovery.found import Domain
 from torchweld.discovery.reading import read
 from torchweld.discovery.reasons import Refused, defined_at
 from torchweld.discovery.recognising import Chain, as_chain
@@ -30,6 +31,7 @@ from torchweld.discovery.recording import (
 )
 from torchweld.discovery.structure import structure_key
 from torchweld.discovery.tracing import trace
+from torchweld.discovery.validity import domains_for, facts_for, kinds_of
 
 # More weights than this are no MLP. Tracing one layer takes some milliseconds.
 MOST_WEIGHTS = 32
@@ -48,15 +50,28 @@ class Candidates:
         self._confirm = confirm
         self._known: dict[nn.Module, Chain | Refused | None] = {}
         self._read: dict[Hashable, Chain | Refused] = {}
+        self._proved: dict[Hashable, bool] = {}
+        self.depends_on: dict[nn.Module, tuple[str, ...]] = {}
 
     def examine(self, module: nn.Module) -> Chain | Refused | None:
-        """With numbers."""
+        """With numbers, and with what it depends on."""
         found = self._examined(module)
-        if self._confirm and isinstance(found, Chain):
-            for signature in self._seen[module].filled:
-                if reason := disagreement(module, found, signature):
-                    return Refused(reason, where=defined_at(module))
+        if not isinstance(found, Chain):
+            return found
+        calls = self._seen[module].filled
+        for signature in calls if self._confirm else ():
+            if reason := disagreement(module, found, signature):
+                return Refused(reason, where=defined_at(module))
+        try:
+            self.depends_on[module] = facts_for(module, calls).words
+        except Refused as refused:
+            return refused
         return found
+
+    def valid(self, module: nn.Module, chain: Chain) -> tuple[Domain, ...]:
+        """For which calls it is this chain."""
+        calls, key = list(self._seen[module].filled), structure_key(module)
+        return domains_for(module, calls, chain.argument, chain.out_features, self._proved, key)
 
     def owns_weights(self, module: nn.Module, refused: Refused) -> bool:
         """Whether it multiplies, or may multiply, by weights that it holds itself."""
@@ -112,7 +127,7 @@ class Candidates:
         """What all recorded kinds of calls agree on."""
         found: Chain | None = None
         key = structure_key(module)
-        for kind, signature in _kinds(seen).items():
+        for kind, signature in kinds_of(seen.filled).items():
             chain = self._read_once(module, signature, (key, kind))
             if found is None:
                 found = chain
@@ -164,20 +179,6 @@ def _about_experts(module: nn.Module, refused: Refused) -> Refused:
 def _is_stack(tensor: Tensor) -> bool:
     """Whether it may be one weight an expert."""
     return tensor.dim() == 3 and 1 not in tensor.shape
-
-
-def _kinds(seen: Seen) -> dict[Hashable, Signature]:
-    """Calls that may differ in more than sizes: one of each kind."""
-    kinds: dict[Hashable, Signature] = {}
-    for signature in seen.filled:
-        arguments = tuple(
-            (name, (spec.dtype, len(spec.shape), spec.requires_grad))
-            if isinstance(spec, TensorSpec)
-            else (name, spec)
-            for name, spec in signature.arguments
-        )
-        kinds.setdefault((arguments, signature.grad, signature.training), signature)
-    return kinds
 
 
 def _place(order: int, linears: list[int]) -> str:

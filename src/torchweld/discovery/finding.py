@@ -250,6 +250,8 @@ class _Search:
             scale=chain.scale,
             calls=tuple(replace(call, count=count) for call, count in calls.items()),
             structure=chain.structure(own_tensors(module)),
+            valid=self._candidates.valid(module, chain),
+            depends_on=self._candidates.depends_on[module],
         )
 
     # ---- groups, and all together ----

@@ -32,6 +32,25 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A tensor that calls gave beside x. Its values do not enter the result."""
+
+    name: str
+    dtype: str
+    ones: str  # its dimensions: "1" for a size of one, "n" for any other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """Calls in which a block is known to compute its chain; in all others the original runs."""
+
+    ones: str  # the leading dimensions of x: "n1" for 8 × 1
+    shapes: tuple[tuple[int, ...], ...] = ()  # these alone; (): any sizes with these ones
+    beside: tuple[Beside, ...] = ()
+    nones: tuple[str, ...] = ()  # arguments given as None where their default is something else
+
+
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """A module that computes a chain of one argument."""
 
@@ -53,6 +72,10 @@ class Block:
     scale: float = 1.0  # the output is multiplied by this
     calls: tuple[Call, ...] = ()
     structure: str = ""  # hash of what was computed; the same for the same code and settings
+    valid: tuple[Domain, ...] = ()  # (): not known, as in a block made by hand
+    # What the module's code was seen to read: attributes, classes, functions, globals. Each is
+    # compared at every call; see torchweld.welding.guard.
+    depends_on: tuple[str, ...] = ()
     group: str = ""  # the input that blocks of one group share, "" for none: q, k and v
 
     @property

@@ -74,8 +74,8 @@ def in_words(op: str) -> str:
 
 def source_of(stack_trace: str | None) -> str:
     """The innermost line of the model's own code in a formatted stack, as "modeling.py:212"."""
-    frames = _FRAME.findall(stack_trace or "")
-    own = [frame for frame in frames if not frame[0].startswith((_TORCH, *_OWN))]
+    frames = [f for f in _FRAME.findall(stack_trace or "") if not f[0].startswith(_OWN)]
+    own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
     return _place(*(own or frames)[-1]) if frames else ""
 
 
@@ -101,6 +101,10 @@ def defined_at(module: nn.Module) -> str:
     """Where the module's forward begins."""
     code: CodeType | None = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return "" if code is None else _place(code.co_filename, code.co_firstlineno)
+
+
+def place_of_line(code: CodeType, line: int) -> str:
+    return _place(code.co_filename, line)
 
 
 def _place(file: str, line: int | str) -> str:

@@ -112,10 +112,10 @@ def _tracer_options() -> dict[str, Any]:
 
 def trace(module: nn.Module, signature: Signature) -> Traced:
     """Refused if it cannot be traced, with the op and the line that are in the way."""
-    own, given = own_tensors(module), _tensor_specs(signature)
-    with _traceable(module, signature) as (state, arguments, changed):
+    own, given = own_tensors(module), tensor_specs(signature)
+    with traceable(module, signature) as (state, arguments, changed):
         followed = _Followed(module, signature)
-        with _refusing():
+        with refusing():
             graph = _graph(followed.run, state, arguments)
         changes = tuple(changed())
     if followed.mutated:
@@ -136,20 +136,16 @@ def _graph(run: Callable[..., Any], own: list[Tensor], given: list[Tensor]) -> f
     return made.graph
 
 
-def _tensor_specs(signature: Signature) -> dict[str, TensorSpec]:
+def tensor_specs(signature: Signature) -> dict[str, TensorSpec]:
     return {n: s for n, s in signature.arguments if isinstance(s, TensorSpec)}
 
 
 @contextmanager
-def _traceable(
-    module: nn.Module, signature: Signature
-) -> Iterator[tuple[list[Tensor], list[Tensor], Callable[[], list[str]]]]:
-    """Tensors to trace on, of the module and of the call, in the modes of the call.
+def in_call(module: nn.Module, signature: Signature) -> Iterator[Callable[[], list[str]]]:
+    """Inside, modes are those of a recorded call; afterwards the module is as it was.
 
-    Gives also what says which attributes the call has changed.
+    Gives what says which attributes have changed.
     """
-    state, specs = own_tensors(module), _tensor_specs(signature)
-    devices = [*(t.device for t in state.values()), *(s.device for s in specs.values())]
     with ExitStack() as stack:
         stack.enter_context(in_mode(module, signature.training))
         changed = stack.enter_context(unchanged(module))
@@ -157,6 +153,18 @@ def _traceable(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # they were shown when the model ran
         stack.enter_context(_silent(logging.getLogger(FakeTensorMode.__module__)))
+        yield changed
+
+
+@contextmanager
+def traceable(
+    module: nn.Module, signature: Signature
+) -> Iterator[tuple[list[Tensor], list[Tensor], Callable[[], list[str]]]]:
+    """Tensors to trace on, of the module and of the call, in the modes of the call."""
+    state, specs = own_tensors(module), tensor_specs(signature)
+    devices = [*(t.device for t in state.values()), *(s.device for s in specs.values())]
+    with ExitStack() as stack:
+        changed = stack.enter_context(in_call(module, signature))
         if any(device.type == "meta" for device in devices):
             own = list(state.values())
         else:
@@ -167,21 +175,27 @@ def _traceable(
         yield own, given, changed
 
 
+def called(module: nn.Module, signature: Signature, own: list[Tensor], given: list[Tensor]) -> Any:
+    """The recorded call with these tensors for the module's own and for the arguments."""
+    plain = {n: s for n, s in signature.arguments if not isinstance(s, TensorSpec)}
+    arguments = {**dict(zip(tensor_specs(signature), given, strict=True)), **plain}
+    return call_with(module, dict(zip(own_tensors(module), own, strict=True)), arguments)
+
+
 class _Followed:
     """Runs a module's forward on functional tensors, which turn changes in place into values."""
 
     def __init__(self, module: nn.Module, signature: Signature) -> None:
-        self._module = module
+        self._module, self._signature = module, signature
         self._state = list(own_tensors(module))
-        self._specs = list(_tensor_specs(signature))
-        self._plain = {n: s for n, s in signature.arguments if not isinstance(s, TensorSpec)}
+        self._specs = list(tensor_specs(signature))
         self.mutated = ""  # which of what outlives the call was changed, in words
 
     def run(self, own: list[Tensor], given: list[Tensor]) -> Any:
         with FunctionalTensorMode(pre_dispatch=True, export=True, _allow_token_discovery=False):  # type: ignore[no-untyped-call]
             state = [FunctionalTensor.to_functional(tensor) for tensor in own]
             arguments = [FunctionalTensor.to_functional(tensor) for tensor in given]
-            result = self.plainly(state, arguments)
+            result = called(self._module, self._signature, state, arguments)
             for name, tensor in zip(self._state, state, strict=True):
                 if _was_changed(tensor):
                     self.mutated = f"changes its own {name}"
@@ -189,10 +203,6 @@ class _Followed:
                 if _was_changed(tensor):
                     self.mutated = f"changes its argument {name} in place"
             return tree_map_only(FunctionalTensor, _plain_tensor, result)
-
-    def plainly(self, own: list[Tensor], given: list[Tensor]) -> Any:
-        arguments = {**dict(zip(self._specs, given, strict=True)), **self._plain}
-        return call_with(self._module, dict(zip(self._state, own, strict=True)), arguments)
 
 
 def _was_changed(tensor: Any) -> bool:
@@ -213,8 +223,9 @@ def _plain_tensor(tensor: Any) -> Tensor:
 def _first_change(module: nn.Module, signature: Signature) -> tuple[str, str]:
     """The first op that changes something in place, and its line; for a message only."""
     try:
-        with _traceable(module, signature) as (state, arguments, _):
-            nodes = list(_graph(_Followed(module, signature).plainly, state, arguments).nodes)
+        with traceable(module, signature) as (state, arguments, _):
+            run = functools.partial(called, module, signature)
+            nodes = list(_graph(run, state, arguments).nodes)
     except Exception:  # the functional trace went well, and a refusal without its line is one too
         return "", ""
     for node in nodes:
@@ -273,7 +284,7 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """What goes wrong in a trace, as a refusal."""
     try:
         yield

@@ -1,0 +1,144 @@
+"""What one piece of Python code can read, by its bytecode: names of attributes, globals and texts.
+
+An over-approximation: names in branches that were not taken count too. What cannot be told by names
+is an attribute whose name is computed; `constant_calls` are the calls of `getattr` and `hasattr`
+whose name stands in the code.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+_ATTRIBUTES = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"])
+_GLOBALS = frozenset(["LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"])
+_CALLS = frozenset(["CALL", "CALL_FUNCTION"])
+_BY_NAME = frozenset(["getattr", "hasattr"])
+# They stand between a function and its call, and move nothing.
+_SILENT = frozenset(["CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a code object names; nested functions have their own."""
+
+    attributes: frozenset[str]
+    texts: frozenset[str]  # identifiers among its constants, as getattr takes them
+    globals: tuple[str, ...]
+    imports: tuple[str, ...]
+    stored_globals: tuple[str, ...]
+    handles: bool  # whether it catches exceptions, such as that of a missing attribute
+    lines: dict[str, int]  # of each name, where it is first met
+    constant_calls: frozenset[int]  # offsets of calls of getattr and hasattr with a constant name
+
+    @property
+    def read(self) -> frozenset[str]:
+        """Every name under which an attribute may be read."""
+        return self.attributes | self.texts
+
+
+@functools.lru_cache(maxsize=8192)
+def names_of(code: CodeType) -> Names:
+    attributes: set[str] = set()
+    texts: set[str] = set()
+    lines: dict[str, int] = {}
+    found: dict[str, list[str]] = {"globals": [], "imports": [], "stored": []}
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        start = instruction.starts_line
+        if isinstance(start, int) and not isinstance(start, bool):
+            line = start
+        elif start:  # 3.13 has a flag there, and the line elsewhere
+            line = getattr(instruction, "line_number", None) or line
+        name, value = instruction.opname, instruction.argval
+        if name in _ATTRIBUTES:
+            attributes.add(value)
+        elif name in _GLOBALS:
+            found["globals"].append(value)
+        elif name == "IMPORT_NAME":
+            found["imports"].append(value)
+        elif name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            found["stored"].append(value)
+        if isinstance(value, str):
+            lines.setdefault(value, line)
+    for text in _texts(code.co_consts):
+        texts.add(text)
+        lines.setdefault(text, code.co_firstlineno)
+    return Names(
+        attributes=frozenset(attributes),
+        texts=frozenset(texts),
+        globals=tuple(dict.fromkeys(found["globals"])),
+        imports=tuple(dict.fromkeys(found["imports"])),
+        stored_globals=tuple(dict.fromkeys(found["stored"])),
+        handles=_handles(code),
+        lines=lines,
+        constant_calls=_constant_calls(code),
+    )
+
+
+def _texts(constants: tuple[Any, ...]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str) and constant.isidentifier():
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _texts(tuple(constant))
+
+
+def _handles(code: CodeType) -> bool:
+    if hasattr(code, "co_exceptiontable"):
+        return bool(code.co_exceptiontable)
+    return any(i.opname in ("SETUP_FINALLY", "SETUP_WITH") for i in dis.get_instructions(code))
+
+
+def _constant_calls(code: CodeType) -> frozenset[int]:
+    """Offsets of the calls `getattr(…, "name")`, by following the stack along straight lines."""
+    if not _BY_NAME & set(code.co_names):
+        return frozenset()
+    found: set[int] = set()
+    stack: list[Any] = []  # texts that are constants, _Function for what is looked for, else None
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if instruction.is_jump_target:  # other ways lead here: nothing on the stack is certain
+            stack = [item if isinstance(item, _Function) else None for item in stack]
+        if name in _SILENT:
+            continue
+        if name in _CALLS:
+            count = instruction.arg or 0
+            called = stack[-count - 1 : len(stack) - count] if len(stack) > count else []
+            text = stack[-count + 1] if count >= 2 and len(stack) >= count else None
+            if called and isinstance(called[0], _Function) and isinstance(text, str):
+                found.add(instruction.offset)
+        effect = _effect(instruction)
+        if effect <= 0:
+            del stack[max(0, len(stack) + effect - 1) :]
+            stack.append(None)
+        else:
+            stack += [None] * effect
+        if name == "LOAD_CONST":
+            stack[-1] = instruction.argval
+        elif name in _GLOBALS and instruction.argval in _BY_NAME:
+            stack[-1] = _Function()
+    return frozenset(found)
+
+
+class _Function:
+    """`getattr` or `hasattr` on the stack."""
+
+
+def _effect(instruction: dis.Instruction) -> int:
+    takes = instruction.opcode >= dis.HAVE_ARGUMENT
+    return dis.stack_effect(instruction.opcode, instruction.arg if takes else None, jump=False)
+
+
+def line_of(code: CodeType, name: str) -> int:
+    """Where a name is first met in a piece of code, or where that begins."""
+    return names_of(code).lines.get(name, code.co_firstlineno)
+
+
+def is_builtin(name: str) -> bool:
+    return hasattr(builtins, name)

@@ -1,0 +1,553 @@
+"""What a module's result depends on beside its arguments and tensors, as facts to be compared.
+
+In: a module and the functions that ran when it was called (`executing`). Every name in their
+bytecode is looked up on everything they can reach: the modules of the block, the globals they name,
+their free variables and defaults, and what those lead to. So nothing that was read is missed,
+however it got from one variable to another; what was not read but has a name that was counts too.
+Refused is what can change unseen: tensors and arrays outside of parameters and buffers, objects
+without a dictionary, functions that were reached in a way that cannot be watched.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import logging
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchweld.discovery.bytecode import line_of, names_of
+from torchweld.discovery.executing import Ran, is_library, is_users
+from torchweld.discovery.facts import (
+    ABSENT,
+    NAMELESS,
+    PRESENT,
+    Cell,
+    ClassNames,
+    Entry,
+    Facts,
+    Function,
+    Items,
+    Kind,
+    Part,
+    items_of,
+    looked_up,
+)
+from torchweld.discovery.reasons import Refused, place_of_line
+
+# More than this cannot be compared at every call.
+MOST_FACTS, MOST_ITEMS = 400, 256
+
+# What code may ask about a call besides its shapes: name in the code -> what has to be the same.
+MODES = {
+    "is_grad_enabled": "grad",
+    "is_inference_mode_enabled": "inference",
+    "is_inference": "inference",
+    "requires_grad": "requires_grad",
+    "is_leaf": "requires_grad",
+    "grad_fn": "requires_grad",
+    "retains_grad": "requires_grad",
+    "is_contiguous": "layout",
+    "stride": "layout",
+    "storage_offset": "layout",
+    "get_default_dtype": "default_dtype",
+    "is_compiling": "compiling",
+    "is_dynamo_compiling": "compiling",
+    "is_tracing": "compiling",
+    "is_exporting": "compiling",
+    "is_scripting": "compiling",
+}
+# What no call has in common with another.
+_UNKNOWABLE = {
+    *("data_ptr", "untyped_storage", "storage", "_typed_storage", "_version", "_base", "_cdata"),
+    *("_is_view", "const_data_ptr", "get_rng_state", "initial_seed", "default_generator"),
+    *("get_num_threads", "get_num_interop_threads", "current_stream", "is_shared", "is_pinned"),
+    *("get_float32_matmul_precision", "are_deterministic_algorithms_enabled", "grad"),
+    *("__getattribute__", "__dict__"),
+}
+_LAYOUT_FREE = {"contiguous"}
+
+_CONSTANTS = (
+    *(int, float, complex, bool, str, bytes, type(None), type(...), range, slice, torch.dtype),
+    *(torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+    *(enum.Enum, np.generic, np.dtype, np.ufunc, logging.Logger, logging.LoggerAdapter),
+)
+_BUILT_IN = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
+)
+_CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
+# Of every module: looked up by torch itself at each call.
+_ALWAYS = ("forward", "__call__", "_call_impl", "__getattr__", "__getattribute__")
+_BOOKKEEPING = frozenset(nn.Module().__dict__)
+
+
+def facts_of(
+    module: nn.Module, ran: Sequence[Ran], kind_of: Callable[[type], type] = lambda kind: kind
+) -> Facts:
+    """Everything that `ran`, recorded while `module` was called, can have read.
+
+    `kind_of` gives the class that a module's class stands for.
+    """
+    return _Closure(module, ran, kind_of).facts()
+
+
+class _Closure:
+    def __init__(
+        self, module: nn.Module, ran: Sequence[Ran], kind_of: Callable[[type], type]
+    ) -> None:
+        self._ran, self._kind_of = ran, kind_of
+        self._codes = {one.code for one in ran}
+        named = [names_of(code) for code in self._codes]
+        self._texts = frozenset(text for one in named for text in one.texts)
+        caught = [one.attributes for one in named if one.handles]
+        # Names that may be found missing without an error.
+        self._may_miss = self._texts.union(*caught)
+        self._names = frozenset(name for one in named for name in one.read)
+        self._paths = {inner: path for path, inner in module.named_modules()}
+        self._explained: set[types.CodeType] = set()
+        self._explained_functions: set[int] = set()
+        self._seen: set[Any] = set()  # ids of what was looked at, and keys of entries
+        self._keep: list[Any] = []  # so that no id is used again
+        self._parts: list[Part] = []
+        self._entries: list[Entry] = []
+        self._items: list[Items] = []
+        self._kinds: list[Kind] = []
+        self._classes: dict[type, ClassNames] = {}
+        self._functions: list[Function] = []
+        self._cells: list[Cell] = []
+        self._switched: list[str] = []
+
+    def facts(self) -> Facts:
+        modes = self._modes()
+        for module, path in self._paths.items():
+            self._module(module, path)
+        for one in self._ran:
+            self._ran_one(one)
+        self._check_explained()
+        found = Facts(
+            parts=tuple(self._parts),
+            entries=tuple(self._entries),
+            items=tuple(self._items),
+            kinds=tuple(self._kinds),
+            classes=tuple(self._classes.values()),
+            functions=tuple(self._functions),
+            cells=tuple(self._cells),
+            modes=modes,
+            switched=tuple(self._switched),
+        )
+        if len(self._entries) + len(self._items) > MOST_FACTS:
+            raise Refused(f"depends on more than {MOST_FACTS} things that can change")
+        return found
+
+    # ---- where to look ----
+
+    def _ran_one(self, one: Ran) -> None:
+        names = names_of(one.code)
+        users = is_users(one.code.co_filename)
+        for name in names.stored_globals:
+            raise Refused(f"sets the global {name}", where=_place(one.code, name))
+        owner = one.first
+        if owner is not None and not isinstance(owner, (Tensor, *_CONSTANTS)):
+            kind = owner if isinstance(owner, type) else self._kind_of(type(owner))
+            self._method(kind, one.code)
+            if isinstance(owner, type) and users:
+                self._class(owner)
+        if not users:
+            return
+        for name in names.globals:
+            self._global(one, name)
+        for name in names.imports:
+            known = sys.modules.get(name)
+            self._value(known, f"module {name}", _place(one.code, name))
+
+    def _method(self, kind: type, code: types.CodeType) -> None:
+        """The method of a class that this code is, found by its name."""
+        if (kind, code) in self._seen:
+            return
+        self._seen.add((kind, code))
+        for base, name in _homes(kind, code):
+            self._class(base, (name,))
+            self._class(kind, (name,))
+            self._function(base.__dict__[name], f"{base.__name__}.{name}", "")
+
+    def _global(self, one: Ran, name: str) -> None:
+        where, space = _place(one.code, name), one.globals
+        home = space.get("__name__", "?")
+        what = f"global {name} of {home}"
+        value = space.get(name, ABSENT)
+        if not self._entry(None, "", space, name, value, what):
+            return
+        if value is not ABSENT:
+            self._value(value, what, where)
+
+    def _modes(self) -> frozenset[str]:
+        modes: set[str] = set()
+        for code in self._codes:
+            if not is_users(code.co_filename):
+                continue
+            names = names_of(code)
+            asked = names.attributes | frozenset(names.globals)
+            unknowable = sorted(asked & _UNKNOWABLE)
+            if unknowable:
+                name = unknowable[0]
+                raise Refused(
+                    f"asks for {name}, which no two calls share", where=_place(code, name)
+                )
+            modes |= {MODES[name] for name in asked if name in MODES}
+        return frozenset(modes)
+
+    # ---- modules of the block ----
+
+    def _module(self, module: nn.Module, path: str) -> None:
+        what, own, kind = path or NAMELESS, module.__dict__, self._kind_of(type(module))
+        children = tuple(
+            (name, None if child is None else self._paths[child])
+            for name, child in module._modules.items()
+        )
+        self._parts.append(Part(path, kind, children))
+        self._class(kind)
+        self._entry(path, "__dict__", None, "forward", ABSENT, f"{what}.forward")
+        if "training" in self._names:
+            self._switched.append(path)
+        for name in sorted(self._names - _BOOKKEEPING):
+            named = f"{path}.{name}" if path else name
+            if name in own:
+                if self._entry(path, "__dict__", None, name, own[name], named):
+                    self._value(own[name], named, self._where(name))
+                continue
+            in_class = looked_up(kind, name) is not ABSENT
+            held = next((t for t in ("_parameters", "_buffers") if name in own[t]), None)
+            if held is not None:
+                state = None if own[held][name] is None else PRESENT
+                self._entry(path, held, None, name, state, named)
+            missing = held is None and name not in module._modules and not in_class
+            if not missing or name in self._may_miss:
+                self._entry(path, "__dict__", None, name, ABSENT, named)
+            if missing and name in self._may_miss:
+                for table in ("_parameters", "_buffers"):
+                    self._entry(path, table, None, name, ABSENT, named)
+
+    def _entry(
+        self,
+        path: str | None,
+        table: str,
+        holder: dict[str, Any] | None,
+        key: str,
+        value: Any,
+        what: str,
+    ) -> bool:
+        """Notes an entry; False if it was noted before."""
+        mark = (path, table, id(holder), key)
+        if mark in self._seen:
+            return False
+        self._seen.add(mark)
+        self._entries.append(Entry(path, table, holder, key, value, what))
+        return True
+
+    # ---- classes ----
+
+    def _class(self, kind: type, more: Iterable[str] = ()) -> None:
+        """What the names in the code mean to a class, and what Python itself looks up there."""
+        known = self._classes.get(kind)
+        if known is not None and all(name in known.names for name in more):
+            return
+        if kind.__module__ == "builtins":
+            return
+        names = {name: looked_up(kind, name) for name in (*_ALWAYS, *more)}
+        for name in self._names:
+            found = looked_up(kind, name)
+            if found is not ABSENT or name in self._may_miss:
+                names[name] = found
+        for base in kind.__mro__:
+            if base.__module__ != "builtins" and not base.__module__.startswith("torch."):
+                special = [n for n in base.__dict__ if n.startswith("__") and n.endswith("__")]
+                names |= {name: looked_up(kind, name) for name in special}
+        fresh = {n: v for n, v in names.items() if known is None or n not in known.names}
+        merged = names if known is None else {**known.names, **names}
+        self._classes[kind] = ClassNames(kind, merged, f"class {kind.__name__}")
+        for name, value in fresh.items():
+            if name in self._names and not (name.startswith("__") and name.endswith("__")):
+                self._attribute(kind, name, value)
+            elif self._runs(value):
+                self._function(value, f"{kind.__name__}.{name}", "")
+
+    def _attribute(self, kind: type, name: str, value: Any) -> None:
+        """A class attribute that may have been read."""
+        what, where = f"{kind.__name__}.{name}", self._where(name)
+        home = next((b for b in kind.__mro__ if name in b.__dict__), kind)
+        if home.__module__ == "builtins" or home.__module__.split(".")[0] == "torch":
+            if self._runs(value):
+                self._function(value, what, where)
+            return
+        if isinstance(value, (types.MemberDescriptorType,)):
+            raise Refused(f"depends on {what}, which can change unseen", where=where)
+        self._value(value, what, where)
+
+    # ---- values ----
+
+    def _value(self, value: Any, what: str, where: str) -> None:
+        """Whatever an attribute, a global or a free variable holds."""
+        if value is ABSENT or isinstance(value, (*_CONSTANTS, *_BUILT_IN)):
+            return
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        self._keep.append(value)
+        if isinstance(value, nn.Module):
+            if value not in self._paths:
+                self._object(value, what, where)
+        elif isinstance(value, (Tensor, np.ndarray)):
+            kind = "a tensor" if isinstance(value, Tensor) else "an array"
+            raise Refused(f"depends on {what}, {kind} that can change unseen", where=where)
+        elif isinstance(value, types.ModuleType):
+            self._namespace(value, what, where)
+        elif isinstance(value, type):
+            if value.__module__ != "builtins" and value.__module__.split(".")[0] != "torch":
+                self._class(value)
+        elif isinstance(value, functools.partial):
+            self._value(value.func, what, where)
+            self._container(value.args, what, where)
+            self._container(value.keywords, what, where)
+            self._object_entries(value, what, where)
+        elif _is_function(value):
+            self._function(value, what, where)
+        elif isinstance(value, (*_CONTAINERS, types.MappingProxyType)):
+            self._container(value, what, where)
+        else:
+            self._object(value, what, where)
+
+    def _container(self, value: Any, what: str, where: str) -> None:
+        if len(value) > MOST_ITEMS:
+            raise Refused(f"depends on {what}, which holds {len(value)} things", where=where)
+        held = items_of(value)
+        if isinstance(value, types.MappingProxyType):
+            raise Refused(f"depends on {what}, which can change unseen", where=where)
+        if not isinstance(value, (tuple, frozenset)):
+            self._items.append(Items(value, held, what))
+        if type(value) not in _CONTAINERS and type(value).__module__ != "collections":
+            if isinstance(value, (tuple, frozenset)) and not hasattr(value, "__dict__"):
+                self._class(type(value))  # a named tuple, say
+            else:
+                self._object(value, what, where)
+        for item in held:
+            self._value(item, what, where)
+
+    def _object(self, value: Any, what: str, where: str) -> None:
+        """An object with a dictionary of its own: a config, a callable, a namespace."""
+        kind = type(value)
+        if kind.__module__.split(".")[0] == "torch" and not isinstance(value, nn.Module):
+            if callable(value):
+                raise Refused(
+                    f"calls {what}, a {kind.__name__}, which cannot be looked into", where=where
+                )
+            raise Refused(f"depends on {what}, which can change unseen", where=where)
+        own = getattr(value, "__dict__", None)
+        slots = [b for b in kind.__mro__ if b.__dict__.get("__slots__")]
+        if type(own) is not dict or slots or isinstance(value, (weakref.ref, types.GeneratorType)):
+            raise Refused(
+                f"depends on {what}, a {kind.__name__}, which can change unseen", where=where
+            )
+        made_in_python = kind.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE
+        if not made_in_python and kind is not types.SimpleNamespace:
+            raise Refused(
+                f"depends on {what}, a {kind.__name__}, which cannot be looked into", where=where
+            )
+        self._kinds.append(Kind(value, kind, what))
+        self._class(kind)
+        self._object_entries(value, what, where)
+
+    def _object_entries(self, value: Any, what: str, where: str) -> None:
+        kind, own = type(value), value.__dict__
+        names: Iterable[str] = sorted(self._names)
+        if _reads_by_hand(kind) and not isinstance(value, nn.Module):
+            # Its own code decides what a name means: all that it holds may be read.
+            self._items.append(Items(own, items_of(own), what))
+            names = sorted(own)
+        for name in names:
+            if isinstance(value, nn.Module) and name in _BOOKKEEPING:
+                continue
+            if name in own:
+                if self._entry(None, "", own, name, own[name], f"{what}.{name}"):
+                    self._value(own[name], f"{what}.{name}", self._where(name) or where)
+            elif looked_up(kind, name) is not ABSENT or name in self._may_miss:
+                self._entry(None, "", own, name, ABSENT, f"{what}.{name}")
+
+    def _namespace(self, module: types.ModuleType, what: str, where: str) -> None:
+        """A Python module: the names in the code, as it has them."""
+        file = getattr(module, "__file__", None) or ""
+        top = module.__name__.split(".")[0]
+        if top in ("torch", "numpy", "builtins") or not file or is_library(file):
+            if top in ("os", "sys", "random", "time", "datetime") and where:
+                self._unknowable_module(module, where)
+            return
+        for name in sorted(self._names):
+            if name in module.__dict__:
+                value = module.__dict__[name]
+                named = f"{module.__name__}.{name}"
+                if self._entry(None, "", module.__dict__, name, value, named):
+                    self._value(value, named, self._where(name) or where)
+
+    def _unknowable_module(self, module: types.ModuleType, where: str) -> None:
+        for name in ("environ", "getenv", "argv", "modules", "flags"):
+            if name in self._names and hasattr(module, name):
+                raise Refused(f"depends on {module.__name__}.{name}", where=where)
+
+    # ---- functions ----
+
+    def _runs(self, value: Any) -> bool:
+        """Whether it is, or wraps, a function that ran."""
+        return any(f.__code__ in self._codes for f in _functions_in(value))
+
+    def _function(self, value: Any, what: str, where: str) -> None:
+        """A function, method or descriptor: what it wraps, and its own state if it ran."""
+        if isinstance(value, functools._lru_cache_wrapper):
+            raise Refused(f"calls {what}, which remembers its results", where=where)
+        if isinstance(value, types.MethodType):
+            if not isinstance(value.__self__, nn.Module) or value.__self__ not in self._paths:
+                self._value(value.__self__, what, where)
+            value = value.__func__
+        for function in _functions_in(value):
+            if id(function) in self._explained_functions:
+                continue
+            self._explained_functions.add(id(function))
+            self._keep.append(function)
+            code = function.__code__
+            if code not in self._codes:
+                if not is_library(code.co_filename):
+                    continue
+            else:
+                self._explain(code)
+                defaults, kwdefaults = function.__defaults__, function.__kwdefaults__
+                self._functions.append(Function(function, code, defaults, kwdefaults, what))
+            self._free(function, what, where)
+            for default in (
+                *(function.__defaults__ or ()),
+                *(function.__kwdefaults__ or {}).values(),
+            ):
+                self._value(default, f"a default of {what}", where)
+            if function.__kwdefaults__ is not None and code in self._codes:
+                self._items.append(
+                    Items(function.__kwdefaults__, items_of(function.__kwdefaults__), what)
+                )
+            if code in self._codes:
+                for name in sorted(self._names & function.__dict__.keys() - {"__wrapped__"}):
+                    self._entry(None, "", function.__dict__, name, function.__dict__[name], what)
+                    self._value(function.__dict__[name], f"{what}.{name}", where)
+
+    def _free(self, function: types.FunctionType, what: str, where: str) -> None:
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            try:
+                contents = cell.cell_contents
+            except ValueError:  # not set yet
+                contents = ABSENT
+            if name == "__class__":
+                continue
+            if id(cell) in self._seen:
+                continue
+            self._seen.add(id(cell))
+            self._keep.append(cell)
+            named = f"{name}, a free variable of {function.__name__}"
+            if function.__code__ in self._codes:
+                self._cells.append(Cell(cell, contents, named))
+            if _is_function(contents) or function.__code__ in self._codes:
+                self._value(contents, named, where or self._where(name))
+
+    def _explain(self, code: types.CodeType) -> None:
+        """A code object that was found, and those inside it: lambdas, comprehensions, classes."""
+        self._explained.add(code)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._explain(constant)
+
+    def _check_explained(self) -> None:
+        """Whatever ran was found in something that is compared; else it could be swapped unseen."""
+        for one in self._ran:
+            code = one.code
+            if code in self._explained or not is_users(code.co_filename):
+                continue
+            raise Refused(
+                f"runs {code.co_name}, which was reached in a way that cannot be watched",
+                where=place_of_line(code, code.co_firstlineno),
+            )
+
+    def _where(self, name: str) -> str:
+        """The line of the model's own code that has this name."""
+        for code in self._codes:
+            if is_users(code.co_filename) and name in names_of(code).lines:
+                return _place(code, name)
+        return ""
+
+
+def _place(code: types.CodeType, name: str) -> str:
+    return place_of_line(code, line_of(code, name))
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(
+        value,
+        (
+            *(types.FunctionType, types.MethodType, staticmethod, classmethod, property),
+            *(functools.cached_property, functools._lru_cache_wrapper, functools.partialmethod),
+        ),
+    )
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return ABSENT
+
+
+def _functions_in(value: Any, seen: set[int] | None = None) -> list[types.FunctionType]:
+    """Functions of Python in a function, method, property or wrapper."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    inner: list[Any] = []
+    if isinstance(value, types.FunctionType):
+        found = [value]
+        inner = [value.__dict__.get("__wrapped__")]
+        inner += map(_contents, value.__closure__ or ())
+    else:
+        found = []
+        if isinstance(value, (types.MethodType, staticmethod, classmethod)):
+            inner = [value.__func__]
+        elif isinstance(value, property):
+            inner = [value.fget, value.fset]
+        elif isinstance(value, (functools.cached_property, functools.partialmethod)):
+            inner = [value.func]
+    for one in inner:
+        if _is_function(one):
+            found += _functions_in(one, seen)
+    return found
+
+
+def _homes(kind: type, code: types.CodeType) -> list[tuple[type, str]]:
+    """Where in a class and its bases a function with this code stands."""
+
+    def is_it(value: Any) -> bool:
+        return _is_function(value) and any(f.__code__ is code for f in _functions_in(value))
+
+    name = code.co_name
+    usual = [(b, name) for b in kind.__mro__ if is_it(b.__dict__.get(name))]
+    return usual or [(b, n) for b in kind.__mro__ for n, v in b.__dict__.items() if is_it(v)]
+
+
+def _reads_by_hand(kind: type) -> bool:
+    """Whether a class says in Python what its attributes are."""
+    own = [looked_up(kind, name) for name in ("__getattribute__", "__getattr__")]
+    return any(isinstance(method, types.FunctionType) for method in own)

@@ -1,0 +1,130 @@
+"""Facts that a forward depended on: plain records, made by `depending`, compared by a guard.
+
+A fact about a module of the block names its path inside the block, so that facts found on a copy
+hold for the original. All other facts hold the objects themselves.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Any
+
+
+class _Mark:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+ABSENT = _Mark("absent")
+PRESENT = _Mark("present")  # some tensor, looked up at every call
+
+TABLES = ("__dict__", "_parameters", "_buffers")  # of a module
+NAMELESS = "it"  # the module of the block itself, in words
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A module of the block: its class, and its children in their order."""
+
+    path: str
+    kind: type
+    children: tuple[tuple[str, str | None], ...]  # name -> path, None for an empty place
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What a dictionary has at a key. Of a module's tables, or `holder`."""
+
+    path: str | None  # of the module, None for another dictionary
+    table: str  # one of TABLES, "" for another dictionary
+    holder: dict[str, Any] | None
+    key: str
+    value: Any  # ABSENT, PRESENT, or the object
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """What a list, dictionary, set or deque holds, in its order."""
+
+    container: Any
+    values: tuple[Any, ...]
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """The class of an object that is no module of the block."""
+
+    thing: Any
+    kind: type
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class ClassNames:
+    """What names mean to a class, its bases included."""
+
+    kind: type
+    names: dict[str, Any]
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """The code of a function that ran, and its defaults."""
+
+    function: types.FunctionType
+    code: types.CodeType
+    defaults: tuple[Any, ...] | None
+    kwdefaults: dict[str, Any] | None
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """What a free variable of a function that ran holds."""
+
+    cell: types.CellType
+    contents: Any
+    what: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Facts:
+    parts: tuple[Part, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    items: tuple[Items, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    classes: tuple[ClassNames, ...] = ()
+    functions: tuple[Function, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    modes: frozenset[str] = frozenset()  # what the code asks: see `MODES` in depending
+    switched: tuple[str, ...] = ()  # paths of the modules whose training mode was read
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What a user would call them."""
+        groups = (self.entries, self.items, self.classes, self.functions, self.cells)
+        named = [fact.what for group in groups for fact in group]
+        named += [f"mode: {mode}" for mode in sorted(self.modes)]
+        return tuple(dict.fromkeys(named))
+
+
+def looked_up(kind: type, name: str) -> Any:
+    """What a class has under a name, without calling anything; ABSENT if nothing."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return ABSENT
+
+
+def items_of(container: Any) -> tuple[Any, ...]:
+    """A container's contents as one tuple; a dictionary's keys and values in turn."""
+    if isinstance(container, dict):
+        return tuple(thing for pair in container.items() for thing in pair)
+    return tuple(container)

@@ -1,0 +1,232 @@
+"""Whether a welded module still is what its block was read from.
+
+`Guard.of(module, facts)` keeps what the module was found to depend on. `holds` compares all of it
+at every call: by address in C, and where that says no, by value here, which also finds the words.
+A change that leaves every value equal (a float replaced by the same float) counts as none.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchweld import ops
+from torchweld.discovery.facts import (
+    ABSENT,
+    NAMELESS,
+    PRESENT,
+    TABLES,
+    Entry,
+    Facts,
+    Part,
+    items_of,
+    looked_up,
+)
+from torchweld.welding.structure import BACKWARD_HOOKS, HOOKS, inside, plain_class, steps_of
+
+# Compared by value: they cannot change themselves, and equal ones do the same.
+_PLAIN = (
+    *(int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size),
+    *(torch.layout, torch.memory_format, range, slice),
+)
+# As C knows them: Expect in csrc/watch.h.
+_VALUE, _ABSENT, _TENSOR = range(3)
+
+
+class Guard:
+    """Facts about one welded module. It holds no reference to the module itself."""
+
+    def __init__(self, module: nn.Module, facts: Facts) -> None:
+        self.facts = facts
+        # Weakly: a child that its user has replaced is not to stay in memory on our account.
+        self._parts = [
+            (part, None if not part.path else weakref.ref(found))
+            for part in facts.parts
+            if (found := inside(module, steps_of(part.path))) is not None
+        ]
+        self._watch: Any = None
+
+    def holds(self, module: nn.Module, training: bool, gradients: bool) -> bool:
+        """Whether everything is as it was, hooks inside included."""
+        watch = self._watch
+        if watch is not None and watch.holds(module, training, gradients):
+            return True
+        fresh = self._made_watch(module)
+        # After it was made, so that what changes in between is met at the next call.
+        if self.changed(module) or self.hooked(module, gradients):
+            return False
+        if self.switched(module, training):
+            return False
+        self._watch = fresh
+        return True
+
+    def switched(self, module: nn.Module, training: bool) -> bool:
+        """Whether a module inside, whose mode was read, is in another mode."""
+        found = (inside(module, steps_of(path)) for path in self.facts.switched)
+        return any(inner is None or inner.training is not training for inner in found)
+
+    def _made_watch(self, module: nn.Module) -> Any:
+        """What C compares: the very objects that are there now."""
+        if ops.compiled is None:
+            return None
+        numbers = {part.path: i for i, (part, _) in enumerate(self._parts)}
+        switched = frozenset(self.facts.switched)
+        modules = []
+        for part, ref in self._parts:
+            children: list[Any] = []
+            for name, path in part.children:
+                children += [name, -1 if path is None else numbers[path]]
+            kind = type(module) if ref is None else part.kind
+            modules.append((ref, kind, tuple(children), part.path in switched))
+        kinds = {kind: None for _, kind, _, _ in modules} | dict.fromkeys(
+            fact.kind for fact in self.facts.classes
+        )
+        for kind in kinds:
+            getattr(kind, "forward", None)  # a lookup gives the class a version, if it has none
+        facts = self.facts
+        functions = [fact.function for fact in facts.functions]
+        return ops.compiled.Watch(
+            modules,
+            [_entry(fact, numbers, module) for fact in facts.entries],
+            [(fact.container, items_of(fact.container)) for fact in facts.items],
+            [(fact.thing, fact.kind) for fact in facts.kinds],
+            [(kind,) for kind in kinds],
+            [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in functions],
+            [(fact.cell, None) for fact in facts.cells],
+        )
+
+    # ---- in words ----
+
+    def changed(self, module: nn.Module) -> str | None:
+        """What was done to the module, or to what it depends on, since; None if nothing."""
+        return next(self._changes(module), None)
+
+    def _changes(self, module: nn.Module) -> Iterator[str]:
+        for part, ref in self._parts:
+            found = inside(module, steps_of(part.path))
+            change = _changed_part(part, found, module if ref is None else ref())
+            if change is not None:
+                yield change
+                return  # entries of a module that is gone cannot be asked for
+        for fact in self.facts.classes:
+            for name, value in fact.names.items():
+                if not _same(looked_up(fact.kind, name), value):
+                    yield f"{fact.kind.__name__}.{name} was changed"
+        for entry in self.facts.entries:
+            if not _same_entry(_found(entry, module), entry.value):
+                yield f"{_owned(entry.what)} was changed"
+        for kind in self.facts.kinds:
+            if type(kind.thing) is not kind.kind:
+                yield f"{_owned(kind.what)} became a {type(kind.thing).__name__}"
+        for items in self.facts.items:
+            now = items_of(items.container)
+            if len(now) != len(items.values) or not _all_same(items.container, now, items.values):
+                yield f"{_owned(items.what)} was changed in place"
+        for one in self.facts.functions:
+            code, defaults = one.function.__code__, one.function.__defaults__
+            if code is not one.code or not _same_defaults(defaults, one.defaults):
+                yield f"{one.what} has other code or defaults"
+            elif one.function.__kwdefaults__ is not one.kwdefaults:
+                yield f"{one.what} has other defaults"
+        for cell in self.facts.cells:
+            if not _same(_contents(cell.cell), cell.contents):
+                yield f"{cell.what}, was changed"
+
+    def hooked(self, module: nn.Module, gradients: bool) -> str | None:
+        """Which of the modules inside has hooks that are to be called, in words, or None."""
+        for part, ref in self._parts:
+            found = None if ref is None else ref()
+            for kind in (*HOOKS, *BACKWARD_HOOKS[: 2 * gradients]):
+                if found is not None and found.__dict__[kind]:
+                    return f"{part.path} has {kind.strip('_').replace('_', ' ')}"
+        return None
+
+
+def _changed_part(part: Part, found: nn.Module | None, expected: nn.Module | None) -> str | None:
+    name = part.path or NAMELESS
+    if found is None:
+        return f"{name} is gone"
+    if found is not expected:
+        return f"{name} was replaced by a {type(found).__name__}"
+    if plain_class(type(found)) is not plain_class(part.kind):
+        return f"{name} became a {type(found).__name__}"
+    children = [key for key, _ in part.children]
+    if list(found._modules) != children:
+        return f"{name} has other children ({', '.join(found._modules) or 'none'})"
+    empty = [key for key, path in part.children if path is None]
+    filled = [key for key in empty if found._modules[key] is not None]
+    return f"{name}.{filled[0]} is there now" if filled else None
+
+
+def _found(entry: Entry, module: nn.Module) -> Any:
+    holder: Any = entry.holder
+    if entry.path is not None:
+        inner = inside(module, steps_of(entry.path))
+        if inner is None:
+            return ABSENT
+        holder = inner.__dict__ if entry.table == "__dict__" else inner.__dict__[entry.table]
+    return holder.get(entry.key, ABSENT)
+
+
+def _entry(fact: Entry, numbers: dict[str, int], module: nn.Module) -> tuple[Any, ...]:
+    """As C takes it: module, table, dictionary, key, what is expected, value."""
+    expect = _ABSENT if fact.value is ABSENT else _TENSOR if fact.value is PRESENT else _VALUE
+    number = -1 if fact.path is None else numbers[fact.path]
+    table = TABLES.index(fact.table) if fact.table else 0
+    value = _found(fact, module) if expect == _VALUE else None
+    return number, table, fact.holder, fact.key, expect, value
+
+
+def _owned(what: str) -> str:
+    """ "its act", "up's negative_slope", "global SCALE of model" for what is named so."""
+    if " " in what:
+        return what
+    owner, _, name = what.rpartition(".")
+    return f"{owner}'s {name}" if owner and owner != NAMELESS else f"its {name}"
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _same_entry(now: Any, before: Any) -> bool:
+    if before is PRESENT:
+        return now is not ABSENT and now is not None
+    return _same(now, before)
+
+
+def _same(now: Any, before: Any) -> bool:
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, tuple) and type(now) is tuple:
+        return len(now) == len(before) and all(map(_same, now, before))
+    return type(now) in _PLAIN and bool(now == before)
+
+
+def _all_same(container: Any, now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    if isinstance(container, (set, frozenset)):
+        return collections.Counter(map(_key, now)) == collections.Counter(map(_key, before))
+    return all(map(_same, now, before))
+
+
+def _key(value: Any) -> Any:
+    return (type(value), value) if type(value) in _PLAIN else id(value)
+
+
+def _same_defaults(now: Any, before: Any) -> bool:
+    return now is before or (
+        now is not None
+        and before is not None
+        and len(now) == len(before)
+        and all(map(_same, now, before))
+    )
