@@ -134,7 +134,7 @@ std::vector<Tensor> group_autograd(const Tensor& x, TensorList params, std::stri
 template <class Op>
 auto packed_below_autograd(const Op& op, const Tensor& x, const Tensor& packed,
                            std::string_view spec) {
-  TORCH_CHECK_VALUE(
+  TORCHWELD_CHECK(
       !(at::GradMode::is_enabled() && x.requires_grad()) && !x._fw_grad(0).defined(),
       "torchweld: packed weights are for inference, and x requires a gradient that would "
       "be lost; call under torch.no_grad(), or use torchweld::chain or group");

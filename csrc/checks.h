@@ -5,6 +5,7 @@
 
 #include "composed.h"
 #include "ops.h"
+#include "refusal.h"
 
 namespace torchweld {
 
@@ -41,8 +42,8 @@ inline DType dtype_of(const Tensor& t, const char* what) {
     case at::kDouble:
       return DType::f64;
     default:
-      TORCH_CHECK_VALUE(false, "torchweld: ", what, " is ", type_name(t),
-                        "; allowed are float32, bfloat16, float16 and float64: cast it with .to()");
+      TORCHWELD_CHECK(false, "torchweld: ", what, " is ", type_name(t),
+                      "; allowed are float32, bfloat16, float16 and float64: cast it with .to()");
   }
 }
 
@@ -51,7 +52,7 @@ auto checked_spec(F&& parse) -> decltype(parse()) {
   try {
     return parse();
   } catch (const std::invalid_argument& e) {
-    TORCH_CHECK_VALUE(false, "torchweld: ", e.what());
+    TORCHWELD_CHECK(false, "torchweld: ", e.what());
   }
 }
 inline const Spec& spec_of(std::string_view text) {
@@ -83,45 +84,41 @@ LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tenso
   LayerSizes<Int> sizes;
   for (int i = 0; i < s.weights(); ++i) {
     const Tensor& w = layer.list[i * (s.bias ? 2 : 1)];
-    TORCH_CHECK_VALUE(w.dim() == 2, "torchweld: layer ", index, "'s weight has shape ",
-                      w.sym_sizes(),
-                      "; expected two dimensions, [out, in], or [in, out] with the flag t");
-    TORCH_CHECK_VALUE(
-        w.scalar_type() == x.scalar_type(), "torchweld: x is ", type_name(x), " but layer ", index,
-        "'s weight is ", type_name(w),
-        "; all must have one dtype: cast one with .to(), or call under torch.autocast");
-    TORCH_CHECK_VALUE(w.device() == x.device(), "torchweld: x is on ", x.device(), " but layer ",
-                      index, "'s weight is on ", w.device(), "; move one with .to()");
-    TORCH_CHECK_VALUE(w.layout() == at::kStrided, "torchweld: layer ", index,
-                      "'s weight has layout ", w.layout(),
-                      "; expected strided: convert it with .to_dense()");
+    TORCHWELD_CHECK(w.dim() == 2, "torchweld: layer ", index, "'s weight has shape ", w.sym_sizes(),
+                    "; expected two dimensions, [out, in], or [in, out] with the flag t");
+    TORCHWELD_CHECK(w.scalar_type() == x.scalar_type(), "torchweld: x is ", type_name(x),
+                    " but layer ", index, "'s weight is ", type_name(w),
+                    "; all must have one dtype: cast one with .to(), or call under torch.autocast");
+    TORCHWELD_CHECK(w.device() == x.device(), "torchweld: x is on ", x.device(), " but layer ",
+                    index, "'s weight is on ", w.device(), "; move one with .to()");
+    TORCHWELD_CHECK(w.layout() == at::kStrided, "torchweld: layer ", index, "'s weight has layout ",
+                    w.layout(), "; expected strided: convert it with .to_dense()");
     const Int K = size_of_dim<Int>(w, s.transposed ? 0 : 1),
               N = size_of_dim<Int>(w, s.transposed ? 1 : 0);
     if (i == 0) {
       sizes = {K, N};
     } else {
-      TORCH_CHECK_VALUE(K == sizes.K && N == sizes.N, "torchweld: layer ", index,
-                        "'s gate weight has shape ", layer.list[0].sym_sizes(),
-                        " and its up weight ", w.sym_sizes(), "; they must be equal");
+      TORCHWELD_CHECK(K == sizes.K && N == sizes.N, "torchweld: layer ", index,
+                      "'s gate weight has shape ", layer.list[0].sym_sizes(), " and its up weight ",
+                      w.sym_sizes(), "; they must be equal");
     }
     if (s.bias) {
       const Tensor& b = layer.list[i * 2 + 1];
-      TORCH_CHECK_VALUE(b.dim() == 1 && size_of_dim<Int>(b, 0) == N, "torchweld: layer ", index,
-                        "'s bias has shape ", b.sym_sizes(), "; expected [", N, "]");
-      TORCH_CHECK_VALUE(
+      TORCHWELD_CHECK(b.dim() == 1 && size_of_dim<Int>(b, 0) == N, "torchweld: layer ", index,
+                      "'s bias has shape ", b.sym_sizes(), "; expected [", N, "]");
+      TORCHWELD_CHECK(
           b.scalar_type() == x.scalar_type(), "torchweld: x is ", type_name(x), " but layer ",
           index, "'s bias is ", type_name(b),
           "; all must have one dtype: cast one with .to(), or call under torch.autocast");
-      TORCH_CHECK_VALUE(b.device() == x.device(), "torchweld: x is on ", x.device(), " but layer ",
-                        index, "'s bias is on ", b.device(), "; move one with .to()");
+      TORCHWELD_CHECK(b.device() == x.device(), "torchweld: x is on ", x.device(), " but layer ",
+                      index, "'s bias is on ", b.device(), "; move one with .to()");
     }
   }
-  TORCH_CHECK_VALUE(sizes.K >= 1 && sizes.N >= 1, "torchweld: layer ", index,
-                    "'s weight has shape ", layer.list[0].sym_sizes(),
-                    "; every size must be at least 1");
+  TORCHWELD_CHECK(sizes.K >= 1 && sizes.N >= 1, "torchweld: layer ", index, "'s weight has shape ",
+                  layer.list[0].sym_sizes(), "; every size must be at least 1");
   if (s.gated() && s.gate != Gate::separate) {
-    TORCH_CHECK_VALUE(sizes.N % 2 == 0, "torchweld: layer ", index, " is gated with one weight of ",
-                      sizes.N, " outputs; gate and up need an even number");
+    TORCHWELD_CHECK(sizes.N % 2 == 0, "torchweld: layer ", index, " is gated with one weight of ",
+                    sizes.N, " outputs; gate and up need an even number");
     sizes.N = sizes.N / 2;
   }
   return sizes;
@@ -131,19 +128,19 @@ LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tenso
 template <class Int>
 std::vector<LayerSizes<Int>> check_all(const Tensor& x, TensorList params, const Spec& spec,
                                        bool group) {
-  TORCH_CHECK_VALUE(int64_t(params.size()) == tensor_count(spec), "torchweld: the spec asks for ",
-                    tensor_count(spec), " tensors, ", params.size(), " were given");
+  TORCHWELD_CHECK(int64_t(params.size()) == tensor_count(spec), "torchweld: the spec asks for ",
+                  tensor_count(spec), " tensors, ", params.size(), " were given");
   dtype_of(x, "x");
-  TORCH_CHECK_VALUE(x.dim() >= 1,
-                    "torchweld: x is a scalar; expected at least one dimension, the features");
+  TORCHWELD_CHECK(x.dim() >= 1,
+                  "torchweld: x is a scalar; expected at least one dimension, the features");
   std::vector<LayerSizes<Int>> sizes;
   Int features = size_of_dim<Int>(x, -1);
   for (size_t i = 0; i < spec.size(); ++i) {
     sizes.push_back(check_layer<Int>(tensors_of(spec, i, params), i, x));
     const Int given = group || i == 0 ? features : sizes[i - 1].N;
-    TORCH_CHECK_VALUE(sizes[i].K == given, "torchweld: layer ", i, "'s weight takes ", sizes[i].K,
-                      " features, but ", group || i == 0 ? "x" : "the layer before it", " has ",
-                      given, i == 0 ? "; the last dimension of x must match" : "");
+    TORCHWELD_CHECK(sizes[i].K == given, "torchweld: layer ", i, "'s weight takes ", sizes[i].K,
+                    " features, but ", group || i == 0 ? "x" : "the layer before it", " has ",
+                    given, i == 0 ? "; the last dimension of x must match" : "");
   }
   return sizes;
 }

@@ -9,7 +9,7 @@ inline const Kernels& kernels_in_use() {
   try {
     return kernels();
   } catch (const std::runtime_error& e) {
-    TORCH_CHECK_VALUE(false, "torchweld: ", e.what());
+    TORCHWELD_CHECK(false, "torchweld: ", e.what());
   }
 }
 
@@ -97,9 +97,9 @@ inline int64_t hash_of(std::string_view text) {
 // A group's members all read x and may stand in any sizes; a chain's must fit each other.
 inline Tensor pack_weights(TensorList params, std::string_view text) {
   const Spec& spec = spec_of(text);
-  TORCH_CHECK_VALUE(!params.empty() && int64_t(params.size()) == tensor_count(spec),
-                    "torchweld: the spec asks for ", tensor_count(spec), " tensors, ",
-                    params.size(), " were given");
+  TORCHWELD_CHECK(!params.empty() && int64_t(params.size()) == tensor_count(spec),
+                  "torchweld: the spec asks for ", tensor_count(spec), " tensors, ", params.size(),
+                  " were given");
   const DType dtype = dtype_of(params[0], "layer 0's weight");
   std::vector<LayerSizes<int64_t>> sizes;
   for (size_t i = 0; i < spec.size(); ++i)
@@ -131,25 +131,24 @@ inline Layers packed_layers(const Tensor& x, const Tensor& packed, std::string_v
   if (packed.scalar_type() == at::kByte && packed.is_contiguous() &&
       size_t(packed.numel()) >= sizeof header)
     std::memcpy(&header, base, sizeof header);
-  TORCH_CHECK_VALUE(header.magic == PackedHeader::kMagic && header.bytes == packed.numel() &&
-                        header.count == int64_t(spec.size()) && header.spec_hash == hash_of(text),
-                    "torchweld: `packed` was not made by torchweld::pack for this spec");
-  TORCH_CHECK_VALUE(header.lanes == kernels_in_use().lanes_f32,
-                    "torchweld: `packed` was made for registers of ", header.lanes,
-                    " floats, the kernels in use have ", kernels_in_use().lanes_f32,
-                    ": pack again");
-  TORCH_CHECK_VALUE(header.dtype == int64_t(dtype_of(x, "x")), "torchweld: x is ", type_name(x),
-                    " but the packed weights are of another dtype; pack weights of x's dtype");
-  TORCH_CHECK_VALUE(x.dim() >= 1,
-                    "torchweld: x is a scalar; expected at least one dimension, the features");
+  TORCHWELD_CHECK(header.magic == PackedHeader::kMagic && header.bytes == packed.numel() &&
+                      header.count == int64_t(spec.size()) && header.spec_hash == hash_of(text),
+                  "torchweld: `packed` was not made by torchweld::pack for this spec");
+  TORCHWELD_CHECK(header.lanes == kernels_in_use().lanes_f32,
+                  "torchweld: `packed` was made for registers of ", header.lanes,
+                  " floats, the kernels in use have ", kernels_in_use().lanes_f32, ": pack again");
+  TORCHWELD_CHECK(header.dtype == int64_t(dtype_of(x, "x")), "torchweld: x is ", type_name(x),
+                  " but the packed weights are of another dtype; pack weights of x's dtype");
+  TORCHWELD_CHECK(x.dim() >= 1,
+                  "torchweld: x is a scalar; expected at least one dimension, the features");
   Layers layers(spec.size());
   int64_t features = x.size(-1);
   for (size_t i = 0; i < spec.size(); ++i) {
     PackedEntry entry;
     std::memcpy(&entry, base + sizeof header + i * sizeof entry, sizeof entry);
-    TORCH_CHECK_VALUE(entry.K == features, "torchweld: layer ", i, "'s weight takes ", entry.K,
-                      " features, but ", group || i == 0 ? "x" : "the layer before it", " has ",
-                      features);
+    TORCHWELD_CHECK(entry.K == features, "torchweld: layer ", i, "'s weight takes ", entry.K,
+                    " features, but ", group || i == 0 ? "x" : "the layer before it", " has ",
+                    features);
     Layer& l = layers[i];
     l.K = entry.K;
     l.N = entry.N;

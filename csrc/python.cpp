@@ -8,6 +8,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
@@ -15,9 +16,8 @@
 #include <cstring>
 #include <optional>
 
-#include "ops.h"
+#include "checks.h"
 #include "pack.h"
-#include "spec.h"
 #include "watch.h"
 
 namespace {
@@ -25,19 +25,30 @@ namespace {
 using at::Tensor;
 using torchweld::kernels;
 
-// Runs `body`, turning a C++ exception into a Python one.
+// torchweld.errors.RefusedError and OutOfMemoryError.
+PyObject *refused_error = nullptr, *memory_error = nullptr;
+
+// CPU memory that torch's allocator did not get is an error without a type of its own.
+bool is_out_of_memory(const c10::Error& e) {
+  return std::strstr(e.what_without_backtrace(), "DefaultCPUAllocator: ") != nullptr;
+}
+
+// Runs `body`, turning a C++ exception into a Python one. Ours get types of ours; all others are what torch
+// makes of them, above all a Python exception that has come through C++: it goes on as it was raised.
 template <class F>
 PyObject* guarded(F&& body) {
   try {
     return body();
-  } catch (const c10::ValueError& e) {
-    PyErr_SetString(PyExc_ValueError, e.what_without_backtrace());
-  } catch (const c10::Error& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
+  } catch (const torchweld::Refusal& e) {
+    PyErr_SetString(refused_error, e.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
+    PyErr_SetString(memory_error, "torchweld: out of memory");
   } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_ValueError, e.what());
+    const auto* error = dynamic_cast<const c10::Error*>(&e);
+    if (error && is_out_of_memory(*error))
+      PyErr_SetString(memory_error, error->what_without_backtrace());
+    else
+      torch::translate_exception_to_python(std::current_exception());
   }
   return nullptr;
 }
@@ -169,7 +180,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!text) return nullptr;
     const std::string_view spec(text, size_t(length));
     size_t wanted = 0;
-    for (const auto& layer : torchweld::parse_spec(spec)) wanted += size_t(layer.tensors());
+    for (const auto& layer : torchweld::spec_of(spec)) wanted += size_t(layer.tensors());
     if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias came or went
     const Tensor& x = THPVariable_Unpack(args[1]);
     const bool may_pack =
@@ -214,7 +225,11 @@ PyObject* choose_isa(PyObject*, PyObject* name) {
   return guarded([&]() -> PyObject* {
     const char* text = PyUnicode_AsUTF8(name);
     if (!text) return nullptr;
-    torchweld::choose_isa(text);
+    try {
+      torchweld::choose_isa(text);
+    } catch (const std::runtime_error& e) {
+      return PyErr_Format(PyExc_ValueError, "%s", e.what());
+    }
     Py_RETURN_NONE;
   });
 }
@@ -280,6 +295,12 @@ PyMODINIT_FUNC PyInit__C() {
   linear_type = reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(nn, "Linear"));
   Py_DECREF(nn);
   if (!linear_type) return nullptr;
+  PyObject* errors = PyImport_ImportModule("torchweld.errors");
+  if (!errors) return nullptr;
+  refused_error = PyObject_GetAttrString(errors, "RefusedError");
+  memory_error = PyObject_GetAttrString(errors, "OutOfMemoryError");
+  Py_DECREF(errors);
+  if (!refused_error || !memory_error) return nullptr;
   const auto name = PyUnicode_InternFromString;
   names = {name("_parameters"),
            name("weight"),

@@ -22,5 +22,13 @@ class NotMeasuredError(TorchweldError):
     """A figure was asked for that could not be measured honestly."""
 
 
+class RefusedError(TorchweldError):
+    """Our op does not take these tensors. The compiled part raises it by this name."""
+
+
+class OutOfMemoryError(RefusedError, MemoryError, RuntimeError):
+    """Our op got no memory. torch raises a RuntimeError then, and Python a MemoryError."""
+
+
 class BuildError(TorchweldError):
     """The compiled part of torchweld is missing, or does not fit the installed torch."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweld.errors import TorchweldError
+from torchweld.interrupts import is_interrupt, says_nothing
 
 ALLOWED = (
     "a tensor, a mapping of keyword arguments, tw.Inputs(*args, **kwargs), a callable that takes "
@@ -125,6 +126,8 @@ class Workload:
         try:
             return self.run(model)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             hint = (
                 "check that the callable runs by itself: f(model)"
                 if self.inputs is None
@@ -369,5 +372,7 @@ def _copied(value: Any, tensor: Callable[[Tensor], Tensor], note: Callable[[str]
     try:
         return copy.deepcopy(value)
     except Exception as error:  # whatever a foreign __deepcopy__ raises
+        if says_nothing(error):
+            raise
         note(f"{type(value).__name__} cannot be copied and is kept itself ({first_line(error)})")
         return value

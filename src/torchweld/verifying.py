@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Workload, as_workloads, first_line
+from torchweld.interrupts import is_interrupt
 from torchweld.verification import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
 
 # Runs with weights off in their last place; in training each has the gradients of a whole model.
@@ -217,10 +218,13 @@ def truth_of(model: nn.Module, workload: Workload, training: bool) -> Truth:
     """In float64 where the model runs so."""
     why, exact = _why_not_exact(model, training), None
     jittered: list[Results] = []
-    with suppress(Exception):  # a model that minds being handed other tensors
+    try:
         for run in range(JITTERED_TRAINING_RUNS if training else JITTERED_RUNS):
             jitter = functools.partial(_jittered, run=run)
             jittered.append(_changed_results(model, workload, training, jitter))
+    except Exception as error:  # a model that minds being handed other tensors
+        if is_interrupt(error):
+            raise
     _give_memory_back()
     if not why:
         try:
@@ -229,6 +233,8 @@ def truth_of(model: nn.Module, workload: Workload, training: bool) -> Truth:
             if narrow is not None:
                 why, exact = f"{narrow} stays {exact[narrow].dtype} in float64", None
         except Exception as error:  # the user's model, in a type that it was not made for
+            if is_interrupt(error):
+                raise
             why = f"it does not run in float64: {first_line(error)}"
     _give_memory_back()
     return Truth(exact=exact, jittered=tuple(jittered), why_not_exact=why)

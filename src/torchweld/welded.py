@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
+from torchweld.errors import RefusedError
 from torchweld.welding.graphs import record, recording
-from torchweld.welding.joint import Joint, RefusedError, compiled_forward
+from torchweld.welding.joint import Joint, compiled_forward
 from torchweld.welding.structure import KEY
 
 Forward = Callable[..., Any]
@@ -100,7 +101,7 @@ def _make_forward(base: Any) -> Forward:
     grad_enabled, autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
     function_modes, tracing = torch._C._len_torch_function_stack, torch._C._get_tracing_state
     length, kind_of, plain, any_of, read, key = len, type, Tensor, any, getattr, KEY
-    op_errors = (ValueError, RuntimeError, MemoryError)
+    refused_error = RefusedError
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if dynamo_compiling():
@@ -128,7 +129,7 @@ def _make_forward(base: Any) -> Forward:
             ):
                 try:
                     y = in_c(stand, x)
-                except op_errors:  # met again, and dealt with, on the long way
+                except refused_error:  # met again, and dealt with, on the long way
                     y = None
                 if y is not None:
                     return y
@@ -157,7 +158,7 @@ def _call(module: Any, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         y = joint.serve(module, args, kwargs)
     except RefusedError as error:
-        y, refused = None, str(error)
+        y, refused = None, str(error).partition("\n")[0]
     if y is not None:
         return y
     y = base.forward(module, *args, **kwargs)

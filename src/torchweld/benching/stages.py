@@ -16,6 +16,7 @@ import torch
 
 from torchweld.benching.processes import BLOCK_RUNTIMES, Stage, WorkerError
 from torchweld.benching.worker import Server, said
+from torchweld.interrupts import is_interrupt
 from torchweld.measuring import Side
 
 FOREIGN = ("onnxruntime", "openvino", "compile")
@@ -63,6 +64,8 @@ class LocalStage:
             try:
                 self._servers[name] = Server(name, self.threads, self._runtimes)
             except Exception as error:  # noqa: PERF203 (whatever a runtime raises)
+                if is_interrupt(error):
+                    raise
                 reasons[name] = said(error)
         return reasons
 
@@ -71,6 +74,8 @@ class LocalStage:
             with torch.no_grad():
                 return getattr(self._servers[name], command)(*arguments)
         except Exception as error:  # as from a process: one line that says what
+            if is_interrupt(error):
+                raise
             raise WorkerError(said(error)) from error
 
     def side(self, name: str, cold: bool = False) -> Side:

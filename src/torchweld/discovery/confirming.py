@@ -23,6 +23,7 @@ from torchweld.discovery.recognising import Chain
 from torchweld.discovery.recording import Signature, TensorSpec, spec_of
 from torchweld.discovery.tracing import call_forward, call_with, in_mode, own_tensors, unchanged
 from torchweld.inputs import first_line
+from torchweld.interrupts import says_nothing
 from torchweld.verification import check_block
 
 ROWS = 4
@@ -48,6 +49,8 @@ def disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
         if not reason and signature.training and chain.dropout:
             reason = _dropout_disagreement(module, chain, signature)
     except Exception as error:  # foreign code on inputs that it was not written for
+        if says_nothing(error):
+            raise
         return f"does not run on random inputs: {first_line(error)}"
     return reason
 

@@ -41,6 +41,7 @@ from torchweld.discovery.recording import (
     restore_attributes,
 )
 from torchweld.inputs import first_line
+from torchweld.interrupts import says_nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +299,8 @@ def refusing() -> Iterator[None]:
         op = op_name(error.func)
         raise Refused(f"{op} cannot be traced", op, raised_at(error)) from error
     except Exception as error:  # foreign code, run on tensors that it was not written for
+        if says_nothing(error):
+            raise
         if "data-dependent" in str(error) or "tracing tensor" in str(error):
             raise Refused(
                 "its control flow or its shapes depend on values", "", raised_at(error)

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from torchweld.blocks import LayerForm
+from torchweld.errors import UnsupportedError
+from torchweld.inputs import first_line
+from torchweld.interrupts import is_interrupt
 from torchweld.kernels import reference
 from torchweld.kernels.base import Backend, Block, Runner, check_build, floating_reasons, mode_of
 
@@ -37,7 +40,14 @@ class CompiledRunner:
         self._tensors = tuple(tensors)
 
     def __call__(self, x: Tensor) -> Tensor | list[Tensor]:
-        y: Tensor | list[Tensor] = self._run(x, *self._tensors)
+        try:
+            y: Tensor | list[Tensor] = self._run(x, *self._tensors)
+        except RuntimeError as error:
+            from torch._dynamo.exc import TorchDynamoException  # loaded by now
+
+            if not isinstance(error, TorchDynamoException) or is_interrupt(error):
+                raise
+            raise UnsupportedError(f"torch.compile failed: {first_line(error)}") from error
         return y
 
 

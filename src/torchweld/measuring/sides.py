@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.interrupts import is_interrupt
 
 try:
     import resource
@@ -106,6 +107,8 @@ def seconds_of(side: Side, calls: int, name: str) -> float:
     try:
         seconds = float(side.time(calls))
     except Exception as error:
+        if is_interrupt(error):
+            raise
         raise NotMeasuredError(
             f"{name} raised {type(error).__name__} while it was timed: {error}; "
             "it has to run alone, again and again, before it can be compared"

@@ -23,6 +23,7 @@ from torch import nn
 from torchweld.errors import TorchweldError
 from torchweld.hardware import hardware
 from torchweld.inputs import Inputs, first_line
+from torchweld.interrupts import is_interrupt, says_nothing
 from torchweld.models import seeded
 
 DEFAULT_TOKENS = 128
@@ -122,6 +123,8 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a configuration or a model's constructor raises
+        if says_nothing(error):
+            raise
         raise TorchweldError(
             f"{what}: transformers cannot build it: {first_line(error)}; check the values given "
             "after the ?, or write a factory: path/to/file.py:factory"
@@ -205,7 +208,9 @@ def _check_size(make: Any, config: Any, text: str) -> None:
     try:
         with torch.device("meta"):
             shape = make(config)
-    except Exception:  # some constructors read values, which meta tensors do not have
+    except Exception as error:  # some constructors read values, which meta tensors do not have
+        if is_interrupt(error):
+            raise
         return
     weight_bytes = sum(parameter.nbytes for parameter in shape.parameters())
     # Half: measuring a model takes up to as much again as its weights.

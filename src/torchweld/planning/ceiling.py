@@ -20,6 +20,7 @@ from torchweld import hardware
 from torchweld.decisions import Decision
 from torchweld.discovery.found import Block
 from torchweld.errors import TorchweldError
+from torchweld.interrupts import is_interrupt
 from torchweld.measuring import CallableSide, compare
 from torchweld.measuring.sides import Clock
 from torchweld.planning.tuning import module_of, tensors_of
@@ -44,7 +45,9 @@ def ceiling(
     sides = (CallableSide(run), StubSide(model, [d.block for d in decisions], run))
     try:
         found = compare(*sides, names=("eager", "stubbed"), budget_s=budget_s)
-    except Exception:  # a model that looks at what its Linears give
+    except Exception as error:  # a model that looks at what its Linears give
+        if is_interrupt(error):
+            raise
         return 0.0
     if found.rounds == 0 or found.speedup <= 0.0:
         return 0.0

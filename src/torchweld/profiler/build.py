@@ -12,6 +12,7 @@ from torch import nn
 from torchweld import hardware
 from torchweld.errors import NotMeasuredError
 from torchweld.hardware import Peaks
+from torchweld.interrupts import is_interrupt
 from torchweld.profiler.attribution import Costs, Place, attribute, signature
 from torchweld.profiler.checking import (
     TOLERATED_ERROR,
@@ -83,7 +84,9 @@ def _in_print_order(given: list[Place]) -> list[Place]:
 def _extra(module: nn.Module) -> str:
     try:
         lines = module.extra_repr().splitlines()
-    except Exception:  # the user's code, for display only
+    except Exception as error:  # the user's code, for display only
+        if is_interrupt(error):
+            raise
         return ""
     return lines[0] if lines else ""
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from torch import nn
 
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.interrupts import is_interrupt
 from torchweld.profiler.build import Samples, build, cuda_wait
 from torchweld.profiler.collect import Recorder
 from torchweld.profiler.events import Recording
@@ -134,6 +135,8 @@ class profiling:  # noqa: N801, used as a statement
             self._error = error if self._samples.full is None else None
             self._failed = self._count
             self._abandon()
+            if is_interrupt(error):
+                raise
 
     @property
     def profile(self) -> Profile:

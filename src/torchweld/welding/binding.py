@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 
 from torchweld import ops
 from torchweld.blocks import LayerForm, format_spec
+from torchweld.interrupts import is_interrupt
 from torchweld.welding.structure import BACKWARD_HOOKS, HOOKS, Structure, inside, steps_of
 
 # Hooks on all modules are called for those inside a block too.
@@ -176,7 +177,9 @@ class Bound:
             for m, kind, live, seen in self._inner:
                 if type(m) is not kind or live != seen:
                     return False
-        except Exception:  # an attribute is gone, or cannot be compared with what was there
+        except Exception as error:  # an attribute is gone, or cannot be compared with what was
+            if is_interrupt(error):
+                raise
             return False
         for kind, forward in self._forwards:  # noqa: SIM110 (a generator costs 0.5 us)
             if kind.forward is not forward:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchweld import ops
 from torchweld.blocks import format_spec, parse_spec
 from torchweld.decisions import Choice, Decision
+from torchweld.errors import BuildError, RefusedError, TorchweldError
 from torchweld.kernels import BACKENDS
 from torchweld.kernels.base import Block, Runner
 from torchweld.packing import new_pack
@@ -41,10 +42,6 @@ compiled_forward: Callable[..., Tensor | None] = (
 
 _PLAIN = (Tensor, nn.Parameter)
 _MOST_SIZES = 4096  # of x that are remembered; a server with texts of any length has many
-
-
-class RefusedError(Exception):
-    """The op did not take the call; the original may, or has a better message."""
 
 
 class _Call(NamedTuple):
@@ -137,7 +134,8 @@ class Joint:
     def serve(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op makes of the call, or None if the original has to run.
 
-        Raises RefusedError where the op would not have the call.
+        Raises RefusedError where the op would not have the call: the original may, or has a better
+        message.
         """
         if not self.active:
             return self.count("disabled")
@@ -206,7 +204,9 @@ class Joint:
             choice = Choice(backend=choice.backend)
         try:
             y = self._compiled(call, choice) if choice.backend == "cpu" else self._ran(call, choice)
-        except (ValueError, RuntimeError, MemoryError) as error:
+        except RefusedError:
+            raise
+        except TorchweldError as error:  # a backend's; all others are not ours to judge
             raise RefusedError(str(error).partition("\n")[0]) from error
         if y is None:
             self._changed(call)
@@ -235,7 +235,7 @@ class Joint:
         bound = call.bound
         stand = bound.packed if choice.packed else bound.natural
         if stand is None:
-            raise RuntimeError(f"torchweld's kernels are missing: {ops.problem}")
+            raise BuildError(f"torchweld's kernels are missing: {ops.problem}")
         bound.refresh()
         if choice.packed and torch.is_grad_enabled():
             with torch.no_grad():  # nothing wants a gradient, or this were no place for a copy

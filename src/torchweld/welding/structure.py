@@ -19,6 +19,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from torchweld.interrupts import is_interrupt
+
 KEY = "_torchweld"  # the one name that welding adds to a module's __dict__
 # The plan that a whole model was welded by, in the dictionary of the model itself.
 PLAN_KEY = "_torchweld_plan"
@@ -132,7 +134,9 @@ def _same(now: Any, before: Any) -> bool:
         return True
     try:
         return (now == before) is True
-    except Exception:  # whatever a foreign __eq__ raises
+    except Exception as error:  # whatever a foreign __eq__ raises
+        if is_interrupt(error):
+            raise
         return False
 
 

@@ -1,0 +1,78 @@
+"""Exceptions that say nothing about the code they were raised in: timeouts, interrupts, no memory.
+
+Foreign code is run and judged in many places: a module that cannot be traced is refused, a model
+that does not run in float64 is verified otherwise. What a signal handler raises meanwhile (an
+alarm, a test's time limit) is no such judgement, and has to arrive where the program expects it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import signal
+from collections.abc import Iterator
+from types import CodeType
+
+import torch
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a timeout or an interrupt is behind `error`, or a handler of a signal raised it."""
+    handlers = _handlers()
+    for one in _chain(error):
+        # Those of a handler may be ordinary exceptions, so they are known by where they come from.
+        if not isinstance(one, Exception) or isinstance(one, _TIMEOUTS):
+            return True
+        trace = one.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code in handlers:
+                return True
+            trace = trace.tb_next
+    return False
+
+
+def is_no_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, on whatever device."""
+    return any(
+        isinstance(one, (MemoryError, torch.OutOfMemoryError))
+        or (isinstance(one, RuntimeError) and "DefaultCPUAllocator: " in str(one))
+        for one in _chain(error)
+    )
+
+
+def says_nothing(error: BaseException) -> bool:
+    """Whether `error` is no fact about the code that it was raised in; it has to be passed on."""
+    return is_interrupt(error) or is_no_memory(error)
+
+
+# From Python 3.11 on they are one.
+_TIMEOUTS = (TimeoutError, concurrent.futures.TimeoutError)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those that it was raised from.
+
+    Not those that were merely being handled: the caller of us all may be handling a timeout.
+    """
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__
+
+
+def _handlers() -> set[CodeType]:
+    """The code of the Python functions that handle signals now."""
+    found = set()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if not callable(handler):
+            continue
+        function = getattr(handler, "func", handler)  # of a partial
+        if not hasattr(function, "__code__") and not inspect.ismethod(function):
+            function = type(function).__call__  # an object
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if isinstance(code, CodeType):
+            found.add(code)
+    return found
