@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all cross-tools lint format bench-peers bench-models coverage clean
+.PHONY: setup demo test test-all test-isas cross-tools lint format bench-peers bench-models coverage clean
 
 setup: $(VENV)/.built
 
@@ -44,9 +44,24 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
-# What takes longer than the everyday suite should.
+# What takes longer than the everyday suite should, and the suite on every other instruction set.
 test-all: test cross-tools
 	$(BIN)/python -m pytest -q -m slow
+	$(MAKE) test-isas
+
+# `test` has run on the best set. avx2wide is AVX-512's width on AVX2, which most machines can run; it is
+# built for this alone, and taken out again. All sets run, whichever fails.
+INSTALL := $(BIN)/python -m pip install -q --no-build-isolation --no-deps $(EDITABLE) .
+OTHER_ISAS := from torchweld import ops; c = ops.compiled; \
+  print(*(i for i, (built, has) in c.isas().items() if built and has and i != c.isa()))
+test-isas: setup
+	TORCHWELD_WIDE_AVX2=1 $(INSTALL)
+	@failed=; for isa in $$($(BIN)/python -c "$(OTHER_ISAS)"); do \
+	  echo "TORCHWELD_ISA=$$isa"; \
+	  TORCHWELD_ISA=$$isa $(BIN)/python -m pytest -q || failed="$$failed $$isa"; \
+	done; \
+	$(INSTALL); \
+	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 # NEON kernels are compiled for aarch64 and run under emulation.
 cross-tools:

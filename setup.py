@@ -8,7 +8,9 @@ The kernels know nothing of torch and are compiled once per instruction set. Obj
 `build/` by torch version; one is compiled again only when its command or a file it read changed.
 
 Environment: `CXX` names the compiler, `CXXFLAGS` and `LDFLAGS` are appended, `TORCHWELD_NO_EXT=1`
-leaves the compiled part out.
+leaves the compiled part out. `TORCHWELD_WIDE_AVX2=1` adds `avx2wide`, kernels that compute in
+AVX-512's 64-byte vectors with AVX2's instructions: slow, never chosen unless TORCHWELD_ISA names it,
+and a way to test that width on machines without AVX-512.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {"neon": ["-march=armv8-a"]},
 }
+WIDE_AVX2 = {
+    "avx2wide": [*ISA_FLAGS["x86_64"]["avx2"], "-DTORCHWELD_VEC_BYTES=64", "-Wno-psabi"]
+}
 OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
 
 KERNEL_SOURCES = ["kernels/kernels.cpp"]
@@ -70,7 +75,8 @@ LINK_FLAGS = (
 def isa_flags(machine: str) -> dict[str, list[str]]:
     """Instruction sets to build for a `platform.machine()`, each with its compiler flags."""
     name = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
-    return ISA_FLAGS.get(name, OTHER_MACHINE)
+    wide = name == "x86_64" and os.environ.get("TORCHWELD_WIDE_AVX2", "0") not in {"", "0"}
+    return {**ISA_FLAGS.get(name, OTHER_MACHINE), **(WIDE_AVX2 if wide else {})}
 
 
 def find_compiler() -> list[str] | None:
@@ -165,7 +171,7 @@ def build_extension(torch: Any, compiler: list[str], objects_dir: Path, module: 
     jobs: list[tuple[list[str], Path, Path, str]] = []
     for name in TORCH_SOURCES:
         target = objects_dir / f"{Path(name).stem}.o"
-        jobs.append(([*base, *torch_flags, *have, *extra], CSRC / name, target, name))
+        jobs.append(([*base, *torch_flags, *extra], CSRC / name, target, name))
     for name in KERNEL_SOURCES:
         for isa, flags in isas.items():
             command = [*base, *KERNEL_FLAGS, *flags, f"-DTORCHWELD_ISA={isa}", *extra]

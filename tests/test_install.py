@@ -191,13 +191,17 @@ def load_setup() -> ModuleType:
     return module
 
 
-def test_no_build_depends_on_the_cpu_that_builds() -> None:
+def test_no_build_depends_on_the_cpu_that_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHWELD_WIDE_AVX2", raising=False)
     setup = load_setup()
     for machine in ("x86_64", "AMD64", "aarch64", "arm64", "riscv64"):
         isas = setup.isa_flags(machine)
         assert isas
         assert not [flag for flags in isas.values() for flag in flags if "native" in flag]
     assert list(setup.isa_flags("AMD64")) == ["baseline", "avx2", "avx512"]
+    assert list(setup.isa_flags("arm64")) == ["neon"]
+    monkeypatch.setenv("TORCHWELD_WIDE_AVX2", "1")
+    assert list(setup.isa_flags("AMD64")) == ["baseline", "avx2", "avx512", "avx2wide"]
     assert list(setup.isa_flags("arm64")) == ["neon"]
     assert list(setup.isa_flags("riscv64")) == ["baseline"]
 

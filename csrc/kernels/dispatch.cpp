@@ -16,6 +16,7 @@ namespace torchweld {
 extern "C" {
 const Kernels* torchweld_kernels_avx512();
 const Kernels* torchweld_kernels_avx2();
+const Kernels* torchweld_kernels_avx2wide();
 const Kernels* torchweld_kernels_neon();
 const Kernels* torchweld_kernels_baseline();
 }
@@ -25,7 +26,7 @@ namespace {
 bool cpu_has(const char* isa) {
   if (!std::strcmp(isa, "baseline")) return true;
 #if defined(__x86_64__)
-  if (!std::strcmp(isa, "avx2"))
+  if (!std::strcmp(isa, "avx2") || !std::strcmp(isa, "avx2wide"))
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c");
   if (!std::strcmp(isa, "avx512"))
@@ -52,6 +53,9 @@ const Candidate candidates[] = {
     {"avx2", torchweld_kernels_avx2},
 #else
     {"avx2", nullptr},
+#endif
+#ifdef TORCHWELD_HAVE_avx2wide  // for tests; behind avx2, so that it runs only where it is named
+    {"avx2wide", torchweld_kernels_avx2wide},
 #endif
 #ifdef TORCHWELD_HAVE_neon
     {"neon", torchweld_kernels_neon},
