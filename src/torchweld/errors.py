@@ -32,3 +32,7 @@ class OutOfMemoryError(RefusedError, MemoryError, RuntimeError):
 
 class BuildError(TorchweldError):
     """The compiled part of torchweld is missing, or does not fit the installed torch."""
+
+
+class CannotCloneError(TorchweldError):
+    """The model cannot be copied to be looked at; names the attribute that is in the way."""
