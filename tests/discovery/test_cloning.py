@@ -162,8 +162,12 @@ def test_a_change_to_one_is_none_to_the_other() -> None:
     clone.add_module("more", nn.Tanh())
     clone[0].register_forward_hook(lambda *_: None)
     clone[0].register_buffer("b", X)
-    assert model.training and model[0].training and model[1].training
-    assert len(model) == 2 and not model[0]._forward_hooks and not model[0]._buffers
+    assert model.training
+    assert model[0].training
+    assert model[1].training
+    assert len(model) == 2
+    assert not model[0]._forward_hooks
+    assert not model[0]._buffers
     assert not hasattr(model[0], "extra")
 
 
@@ -302,7 +306,8 @@ def test_hooks_are_those_of_the_clone() -> None:
     clone = check(model, X).model
     assert (model.seen, clone.seen) == (1, 1)
     clone.handle.remove()
-    assert model.inner._forward_hooks and not clone.inner._forward_hooks
+    assert model.inner._forward_hooks
+    assert not clone.inner._forward_hooks
 
 
 def test_mutable_things_without_modules_stay_shared() -> None:
@@ -397,7 +402,8 @@ def test_torchscript_has_modes_of_its_own() -> None:
     clone = structural_clone(model, own_bytes=1 << 20).model
     before = copy.deepcopy(model.state_dict())
     clone.eval()
-    assert scripted.training and not clone[0].training
+    assert scripted.training
+    assert not clone[0].training
     compare(clone(X), model.eval()(X))
     clone.train()(X)
     compare(dict(model.state_dict()), dict(before))
@@ -489,7 +495,8 @@ def test_locks_and_what_leads_nowhere_are_shared() -> None:
     model = Block()
     model.lock, model.event = threading.RLock(), threading.Event()
     clone = check(model, X).model
-    assert clone.lock is model.lock and clone.event is model.event
+    assert clone.lock is model.lock
+    assert clone.event is model.event
 
 
 # ---- state of its own ----
@@ -543,7 +550,8 @@ def test_parameters_of_their_own_lie_in_the_same_memory() -> None:
     model[0].tied = [model[0].weight]
     clone = structural_clone(model, own_parameters=True).model
     for ours, theirs in zip(clone.parameters(), model.parameters(), strict=True):
-        assert ours is not theirs and type(ours) is nn.Parameter
+        assert ours is not theirs
+        assert type(ours) is nn.Parameter
         assert ours.data_ptr() == theirs.data_ptr()
         assert ours.requires_grad == theirs.requires_grad
     assert clone[0].tied[0] is clone[0].weight
