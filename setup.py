@@ -50,9 +50,7 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {"neon": ["-march=armv8-a"]},
 }
-WIDE_AVX2 = {
-    "avx2wide": [*ISA_FLAGS["x86_64"]["avx2"], "-DTORCHWELD_VEC_BYTES=64", "-Wno-psabi"]
-}
+WIDE_AVX2 = {"avx2wide": [*ISA_FLAGS["x86_64"]["avx2"], "-DTORCHWELD_VEC_BYTES=64", "-Wno-psabi"]}
 OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
 
 KERNEL_SOURCES = ["kernels/kernels.cpp"]

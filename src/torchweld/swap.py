@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torchweld.blocks import parse_spec
 from torchweld.decisions import Decision
 from torchweld.discovery.found import Block
+from torchweld.discovery.reasons import Refused
 from torchweld.errors import TorchweldError
 from torchweld.kernels import BACKENDS
 from torchweld.kernels import Block as Shape
@@ -25,6 +26,7 @@ from torchweld.welded import Welded, welded_class
 from torchweld.welding.binding import place_of
 from torchweld.welding.checking import Checking
 from torchweld.welding.joint import Joint
+from torchweld.welding.reading import guard_of
 from torchweld.welding.structure import (
     KEY,
     PLAN_KEY,
@@ -140,7 +142,8 @@ def _prepare(root: nn.Module, decision: Decision) -> _Prepared | list[str]:
         holders = (path.rpartition(".")[0] for path in block.tensors)
         structure = Structure.of(module, filter(None, [*block.covers, *holders]))
         joint = Joint(decision, structure, device)
-    except (TypeError, TorchweldError) as error:
+        joint.guard = guard_of(module, block)
+    except (TypeError, TorchweldError, Refused) as error:
         problems.append(str(error))
     if problems:
         return problems

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -64,16 +65,18 @@ def _rebuild(base: type[nn.Module]) -> nn.Module:
     return module
 
 
-_classes: dict[type, type] = {}
+# Those that no module has any more are freed.
+_classes: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def welded_class(base: type) -> type:
     """The welded subclass of a module class; raises TypeError if there cannot be one."""
     with _lock:
-        if base not in _classes:
-            _classes[base] = _make_class(base)
-        return _classes[base]
+        known = _classes.get(base)
+        if known is None:
+            known = _classes[base] = _make_class(base)
+        return known
 
 
 def _make_class(base: type) -> type:
@@ -115,17 +118,19 @@ def _make_forward(base: Any) -> Forward:
                     joint.count("training mode" if self.training else "gradients")
                     return base.forward(self, x)
                 return call(self, base, args, kwargs)
-            stand = bound.fast.get(x.numel())
+            stand = bound.fast.get(x.shape)
             if stand is False:
                 joint.count("rows")
                 return base.forward(self, x)
+            watch = joint.watch
             if (
                 stand is not None
+                and watch is not None
                 and x.dtype is joint.dtype
                 and x.is_cpu
                 and not autocast_enabled("cpu")
                 and not any_of(bound.hooks)
-                and bound.unchanged(self)
+                and watch.holds(self, False, False)
             ):
                 try:
                     y = in_c(stand, x)

@@ -16,19 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from torchweld.discovery.candidates import Candidates, check_state, read_chain
+from torchweld.discovery.candidates import Candidates
 from torchweld.discovery.found import Block, Blocks, Call, Refusal
 from torchweld.discovery.reasons import Refused, defined_at
 from torchweld.discovery.recognising import Chain
 from torchweld.discovery.recording import (
     MOST_KINDS,
     Recording,
-    Signature,
     TensorSpec,
     closed_reason,
     preserved,
     record,
-    spec_of,
 )
 from torchweld.discovery.tracing import own_tensors
 from torchweld.errors import TorchweldError
@@ -87,54 +85,6 @@ def _on_meta(workload: Workload) -> Workload:
     kwargs = {key: moved(item) for key, item in workload.inputs.kwargs.items()}
     inputs = Inputs(*moved(workload.inputs.args), **kwargs)
     return replace(workload, run=inputs.call, inputs=inputs)
-
-
-def reread(model: nn.Module, block: Block) -> Block | Refusal:
-    """`block` as the model computes it now, by its graph alone: nothing runs but the tracer.
-
-    For a plan that comes with another instance of the model: what differs in form, tensors or
-    structure has changed.
-    """
-    try:
-        module = model.get_submodule(block.path)
-    except AttributeError:
-        return Refusal(path=block.path, kind="", reason="there is no such module")
-    tensors = own_tensors(module)
-    try:
-        check_state(module)
-        missing = [name for name in block.tensors if name not in tensors]
-        if missing:
-            raise Refused(f"it has no {missing[0]} any more")
-        chain = read_chain(module, _signature_of(block, tensors[block.tensors[0]].device))
-    except Refused as refused:
-        return _refusal(block.path, module, refused)
-    return replace(
-        block,
-        kind=type(module).__name__,
-        form=chain.form,
-        tensors=chain.tensors,
-        argument=chain.argument,
-        in_features=chain.in_features,
-        out_features=chain.out_features,
-        dtype=_name(chain.dtype),
-        covers=_inside(module),
-        scale=chain.scale,
-        structure=chain.structure(tensors),
-    )
-
-
-def _signature_of(block: Block, device: torch.device) -> Signature:
-    """The first call that was recorded, its other arguments made up: they do not matter."""
-    call = block.calls[0]
-    x = torch.empty(call.shape, dtype=getattr(torch, call.dtype), device="meta")
-    spec = replace(spec_of(x), device=device)
-    return Signature(
-        arguments=tuple((name, spec) for name in (block.argument, *block.ignores)),
-        output=None,
-        grad=call.grad,
-        training=call.training,
-        autocast=False,
-    )
 
 
 class _Search:

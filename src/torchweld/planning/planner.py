@@ -19,8 +19,9 @@ from torch import nn
 from torchweld import hardware
 from torchweld.decisions import Choice, Decision
 from torchweld.diagnosis import welding_bound
-from torchweld.discovery.finding import find, reread
+from torchweld.discovery.finding import find
 from torchweld.discovery.found import Block, Blocks
+from torchweld.discovery.rereading import reread
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.inputs import Workload, as_workloads
 from torchweld.names import known

@@ -1,16 +1,28 @@
-"""How x is found among the arguments of a call."""
+"""How x is found among the arguments of a call, and whether a block is valid for the call."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from torchweld.discovery.found import Block
+from torchweld.discovery.sizes import pattern_of
 from torchweld.errors import TorchweldError
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _MISSING = object()
+
+
+class Picked(NamedTuple):
+    """The arguments of a call, sorted."""
+
+    x: Any
+    beside: dict[str, Tensor]  # tensors that do not enter the result
+    nones: tuple[str, ...]  # given as None where the default is something else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +52,68 @@ class Arguments:
     def wanted_first(self) -> bool:
         return self.positional[:1] == (self.wanted,)
 
-    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """x, if the other arguments do not matter; else None."""
+    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Picked | None:
+        """None if an argument was given that no recorded call gave."""
         if len(args) > len(self.positional):
             return None
-        x = None
+        x: Any = None
+        beside: dict[str, Tensor] = {}
+        nones: tuple[str, ...] = ()
         for name, value in (*zip(self.positional, args, strict=False), *kwargs.items()):
+            default = self.defaults.get(name, _MISSING)
             if name == self.wanted and x is None:
                 x = value
-            elif name not in self.ignored and value is not self.defaults.get(name, _MISSING):
+            elif value is default:
+                continue
+            elif name in self.ignored and isinstance(value, Tensor):
+                beside[name] = value
+            elif value is None and default is not _MISSING:
+                nones = (*nones, name)
+            else:
                 return None
-        return x
+        return Picked(x, beside, nones)
+
+
+class Validity:
+    """The calls in which a block is known to compute its chain."""
+
+    def __init__(self, block: Block) -> None:
+        self._any = not block.valid  # a block made by hand: whoever made it knows
+        # Arguments beside x -> patterns of ones whose sizes do not matter, and leading shapes.
+        self._patterns: dict[Any, set[str]] = {}
+        self._shapes: dict[Any, set[tuple[int, ...]]] = {}
+        for domain in block.valid:
+            about = frozenset((b.name, b.dtype, b.ones) for b in domain.beside)
+            key = (about, frozenset(domain.nones))
+            if domain.shapes:
+                self._shapes.setdefault(key, set()).update(domain.shapes)
+            else:
+                self._patterns.setdefault(key, set()).add(domain.ones)
+        alone = self._patterns.get((frozenset(), frozenset()), set())
+        # Numbers of dimensions of which any sizes will do, for a call with x alone.
+        dims = {len(pattern) + 1 for pattern in alone}
+        self._free_dims = {n for n in dims if sum(len(p) == n - 1 for p in alone) == 2 ** (n - 1)}
+
+    def why_not(self, picked: Picked) -> str | None:
+        """Why a call is not covered, in two words; None if it is."""
+        if self._any:
+            return None if not picked.nones else "other arguments"
+        about = frozenset(
+            (name, str(t.dtype).removeprefix("torch."), pattern_of(tuple(t.shape)))
+            for name, t in picked.beside.items()
+        )
+        key = (about, frozenset(picked.nones))
+        if key not in self._patterns and key not in self._shapes:
+            return "other arguments"
+        leading = tuple(picked.x.shape[:-1])
+        if 0 in leading:
+            return "no rows"
+        if pattern_of(leading) in self._patterns.get(key, ()):
+            return None
+        return None if leading in self._shapes.get(key, ()) else "another shape"
+
+    def holds_in_graphs(self, picked: Picked) -> bool:
+        """The same for a compiler, which is to guard as little as possible."""
+        if self._any or (not picked.beside and picked.x.dim() in self._free_dims):
+            return not picked.nones
+        return self.why_not(picked) is None

@@ -32,8 +32,16 @@ def record(
     """The op's result, to be recorded; None if the original has to be."""
     if not joint.recordable or _to_onnx():
         return None
-    x = joint.arguments.pick(args, kwargs)
-    if not isinstance(x, Tensor) or x.dtype != joint.dtype or x.device.type != joint.device:
+    picked = joint.arguments.pick(args, kwargs)
+    x = None if picked is None else picked.x
+    if picked is None or not isinstance(x, Tensor):
+        return None
+    if x.dtype != joint.dtype or x.device.type != joint.device or x.dim() == 0:
+        return None
+    # To torch.jit.trace sizes are values of the graph; what it makes is for sizes like these.
+    if torch._C._get_tracing_state() is None and (
+        x.shape[-1] != joint.decision.block.in_features or not joint.valid.holds_in_graphs(picked)
+    ):
         return None
     if torch.is_autocast_enabled(joint.device) or joint.structure.differs(module):
         return None

@@ -49,11 +49,11 @@ class Guard:
             for part in facts.parts
             if (found := inside(module, steps_of(part.path))) is not None
         ]
-        self._watch: Any = None
+        self.watch: Any = None  # the same in C, once it has held
 
     def holds(self, module: nn.Module, training: bool, gradients: bool) -> bool:
         """Whether everything is as it was, hooks inside included."""
-        watch = self._watch
+        watch = self.watch
         if watch is not None and watch.holds(module, training, gradients):
             return True
         fresh = self._made_watch(module)
@@ -62,8 +62,12 @@ class Guard:
             return False
         if self.switched(module, training):
             return False
-        self._watch = fresh
+        self.watch = fresh
         return True
+
+    def let_go(self) -> None:
+        """Forgets the objects that C compares, which include what users may have replaced."""
+        self.watch = None
 
     def switched(self, module: nn.Module, training: bool) -> bool:
         """Whether a module inside, whose mode was read, is in another mode."""
@@ -90,9 +94,12 @@ class Guard:
             getattr(kind, "forward", None)  # a lookup gives the class a version, if it has none
         facts = self.facts
         functions = [fact.function for fact in facts.functions]
+        # The dictionaries in which tensors are looked up: another one is bound anew.
+        tables = {(e.path, e.table): None for e in facts.entries if e.value is PRESENT}
+        holders = [Entry(path, "__dict__", None, table, None, "") for path, table in tables]
         return ops.compiled.Watch(
             modules,
-            [_entry(fact, numbers, module) for fact in facts.entries],
+            [_entry(fact, numbers, module) for fact in (*facts.entries, *holders)],
             [(fact.container, items_of(fact.container)) for fact in facts.items],
             [(fact.thing, fact.kind) for fact in facts.kinds],
             [(kind,) for kind in kinds],
@@ -112,14 +119,12 @@ class Guard:
             change = _changed_part(part, found, module if ref is None else ref())
             if change is not None:
                 yield change
-                return  # entries of a module that is gone cannot be asked for
+            yield from self._changed_entries(part.path, module)
         for fact in self.facts.classes:
             for name, value in fact.names.items():
                 if not _same(looked_up(fact.kind, name), value):
-                    yield f"{fact.kind.__name__}.{name} was changed"
-        for entry in self.facts.entries:
-            if not _same_entry(_found(entry, module), entry.value):
-                yield f"{_owned(entry.what)} was changed"
+                    yield f"{fact.kind.__name__}.{name} was replaced"
+        yield from self._changed_entries(None, module)
         for kind in self.facts.kinds:
             if type(kind.thing) is not kind.kind:
                 yield f"{_owned(kind.what)} became a {type(kind.thing).__name__}"
@@ -136,6 +141,14 @@ class Guard:
         for cell in self.facts.cells:
             if not _same(_contents(cell.cell), cell.contents):
                 yield f"{cell.what}, was changed"
+
+    def _changed_entries(self, path: str | None, module: nn.Module) -> Iterator[str]:
+        for entry in self.facts.entries:
+            if entry.path == path and not _same_entry(_found(entry, module), entry.value):
+                if path is not None and entry.key == "forward":
+                    yield f"{path or NAMELESS} has a forward of its own"
+                else:
+                    yield f"{_owned(entry.what)} was changed"
 
     def hooked(self, module: nn.Module, gradients: bool) -> str | None:
         """Which of the modules inside has hooks that are to be called, in words, or None."""

@@ -24,9 +24,12 @@ from torchweld.errors import BuildError, RefusedError, TorchweldError
 from torchweld.kernels import BACKENDS
 from torchweld.kernels.base import Block, Runner
 from torchweld.packing import new_pack
-from torchweld.welding.arguments import Arguments
+from torchweld.welding.arguments import Arguments, Picked, Validity
 from torchweld.welding.binding import Bound, Stand
 from torchweld.welding.checking import Checking, disagreement
+from torchweld.welding.guard import Guard
+from torchweld.welding.modes import Modes
+from torchweld.welding.reading import read_again
 from torchweld.welding.structure import Structure, release, steps_of
 
 OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
@@ -70,6 +73,11 @@ class Joint:
         self.spec = format_spec(self.forms)
         forward = structure.parts[0].forward
         self.arguments = Arguments.of(forward, block.argument, block.ignores)
+        self.valid = Validity(block)
+        # Set by welding. A copy, or what was loaded, has none: it is read again when it is called.
+        self.guard: Guard | None = None
+        self._unreadable: str | None = None  # why there can be no guard
+        self.modes = Modes(decision)
         # How a compiler finds the tensors: steps to their module, and their name there.
         parts = [path.rpartition(".") for path in block.tensors]
         self.tensor_steps = tuple((steps_of(inner), name) for inner, _, name in parts)
@@ -83,6 +91,7 @@ class Joint:
         packed = any(choice.packed and choice.backend == "cpu" for choice in decision.choices)
         self.kept: Tensor | None = self.pack.number if packed and self.pack is not None else None
         self.bound: Bound | None = None
+        self.watch: Any = None  # the guard in C, for the quick way
         self.counts: dict[str, int] = {}
         self.said: list[str] = []
         self.checking: Checking | None = None
@@ -103,7 +112,7 @@ class Joint:
         self.recordable = (
             self.active and ops.compiled is not None and self.decision.natural_for_any_rows
         )
-        self.bound = None  # the quick way leads through it
+        self.bound = self.watch = None  # the quick way leads through them
 
     def pause(self) -> None:
         with self._lock:
@@ -116,11 +125,11 @@ class Joint:
             self._settle()
 
     def check(self, checking: Checking | None) -> None:
-        self.checking, self.bound = checking, None
+        self.checking, self.bound, self.watch = checking, None, None
 
     def drop_copies(self) -> None:
         """Gives the memory of packed weights back; a later call makes them anew."""
-        self.bound = self._runner = None
+        self.bound = self.watch = self._runner = None
         if self.pack is not None:
             self.pack.clear()
 
@@ -141,31 +150,50 @@ class Joint:
             return self.count("disabled")
         if torch._C._len_torch_function_stack() > 0:  # a mode would see us touch x
             return self.count("a torch function mode")
-        x = self.arguments.pick(args, kwargs)
-        condition = self._condition_of(x)
-        if condition is not None:
-            return self.count(condition)
+        picked = self.arguments.pick(args, kwargs)
+        condition = "other arguments" if picked is None else self._condition_of(picked)
+        if picked is None or condition is not None:
+            return self.count(condition or "")
+        x, training = picked.x, module.training
+        guard = self.guard or self._read(module)
+        if guard is None:
+            return self.say(self._unreadable or "it cannot be read")
         bound = self.bound
-        if bound is None or not bound.unchanged(module):
+        if bound is None or not bound.fits(module, self.decision.block.tensors):
             bound = self._bind(module)
         tensors = bound.tensors()
-        if tensors is None and bound.problem is None:  # parametrised, say
-            bound = self._bind(module)
         if bound.problem is not None or tensors is None:
-            return self.say(bound.problem or "its tensors are changing")
+            problem = bound.problem or "its tensors are changing"
+            return self._let_go(guard.changed(module) or problem)
 
-        training = module.training or bound.training
         gradients = torch.is_grad_enabled() and bound.wants_gradients(x)
         if training and not self.trains:
             return self.count("training mode")
         if gradients and self.infers:
             return self.count("gradients")
-        call = _Call(module, args, kwargs, x, tensors, bound, training, gradients)
+        if not guard.holds(module, training, gradients):
+            return self._changed(module, guard, training, gradients)
         if any(bound.hooks) or (gradients and any(bound.backward_hooks)):
-            return self._changed(call)
-        return self._run(call)
+            return self.count("global hooks")
+        mode = self.modes.why_not(guard.facts.modes, x, tensors)
+        if mode is not None:
+            return self.count(mode)
+        self.watch = guard.watch
+        return self._run(_Call(module, args, kwargs, x, tensors, bound, training, gradients))
 
-    def _condition_of(self, x: Any) -> str | None:
+    def _read(self, module: nn.Module) -> Guard | None:
+        """The guard of a module that came without one."""
+        with self._lock:
+            if self.guard is None and self._unreadable is None:
+                found = read_again(module, self.decision.block)
+                if isinstance(found, Guard):
+                    self.guard = found
+                else:
+                    self._unreadable = found
+            return self.guard
+
+    def _condition_of(self, picked: Picked) -> str | None:
+        x = picked.x
         if type(x) not in _PLAIN:
             return "a tensor subclass" if isinstance(x, Tensor) else "other arguments"
         if x.dtype is not self.dtype:
@@ -177,17 +205,10 @@ class Joint:
             return "autocast"
         if x.dim() == 0 or x.shape[-1] != self.decision.block.in_features:
             return "another shape"
-        return None
+        return self.valid.why_not(picked)
 
     def _bind(self, module: nn.Module) -> Bound:
-        bound = Bound(
-            module,
-            self.structure,
-            self.forms,
-            self.decision.block.tensors,
-            pack=self.pack,
-            watch_linears=any(choice.backend != "cpu" for choice in self.decision.choices),
-        )
+        bound = Bound(module, self.forms, self.decision.block.tensors, pack=self.pack)
         self.bound = bound
         if not self.active:  # switched off in another thread meanwhile
             self.bound = None
@@ -209,7 +230,7 @@ class Joint:
         except TorchweldError as error:  # a backend's; all others are not ours to judge
             raise RefusedError(str(error).partition("\n")[0]) from error
         if y is None:
-            self._changed(call)
+            self.count("a tensor subclass")
             return None
         if block.scale != 1.0:
             y = y * block.scale if call.gradients else y.mul_(block.scale)
@@ -227,8 +248,9 @@ class Joint:
     def _remember(self, call: _Call, stand: Stand | Literal[False]) -> None:
         """For the quick way, which looks at inference in eval mode alone."""
         quick = self.arguments.wanted_first and not (call.training or call.gradients)
-        if quick and self.checking is None and len(call.bound.fast) < _MOST_SIZES:
-            call.bound.fast[call.x.numel()] = stand
+        asked = self.guard is None or self.guard.facts.modes
+        if quick and not asked and self.checking is None and len(call.bound.fast) < _MOST_SIZES:
+            call.bound.fast[tuple(call.x.shape)] = stand
 
     def _compiled(self, call: _Call, choice: Choice) -> Tensor | None:
         """None where the compiled forward saw something that is not as expected."""
@@ -305,10 +327,16 @@ class Joint:
             f"torchweld: {self.name} runs its original code, because {change}", stacklevel=2
         )
 
-    def _changed(self, call: _Call) -> None:
-        """Something inside is hooked, or the compiled forward saw a change."""
-        structure, module = self.structure, call.module
-        change = structure.hooked(module, backward=call.gradients) or structure.changed(module)
+    def _changed(self, module: nn.Module, guard: Guard, training: bool, gradients: bool) -> None:
+        """The guard does not hold: says what has changed."""
+        change = guard.changed(module) or guard.hooked(module, gradients)
         if change is not None:
-            return self.say(change)
-        return self.count("global hooks" if any(call.bound.hooks) else "a tensor subclass")
+            return self._let_go(change)
+        return self.count("training mode" if guard.switched(module, training) else "a change")
+
+    def _let_go(self, change: str) -> None:
+        """Says it, and keeps nothing of a module that is not what it was."""
+        self.bound = self.watch = None
+        if self.guard is not None:
+            self.guard.let_go()
+        return self.say(change)

@@ -1,0 +1,49 @@
+"""Reads a module of a model again: what it depends on, and whether it still computes its block.
+
+Everything runs on a copy of the module's structure, so that other threads may be calling it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from torchweld.discovery.cloning import structural_clone
+from torchweld.discovery.facts import Facts
+from torchweld.discovery.found import Block
+from torchweld.discovery.reasons import Refused
+from torchweld.discovery.rereading import difference, signatures_of
+from torchweld.discovery.validity import facts_for
+from torchweld.errors import CannotCloneError
+from torchweld.welding.guard import Guard
+from torchweld.welding.structure import plain_class
+
+
+def guard_of(module: nn.Module, block: Block) -> Guard:
+    """A guard on everything the module reads in the block's calls; Refused if there can be none."""
+    return Guard(module, facts_of_block(module, block))
+
+
+def facts_of_block(module: nn.Module, block: Block) -> Facts:
+    try:
+        clone = structural_clone(module)
+    except CannotCloneError as error:
+        raise Refused(str(error)) from error
+    with torch.inference_mode(False):
+        return facts_for(
+            clone.model,
+            signatures_of(block, clone.model),
+            live=lambda inner: clone.live_of.get(inner, inner),
+            kind_of=plain_class,
+        )
+
+
+def read_again(module: nn.Module, block: Block) -> Guard | str:
+    """A guard for a module that was copied or loaded, or why it is not what it was."""
+    try:
+        guard = guard_of(module, block)
+        with torch.inference_mode(False):
+            found = difference(structural_clone(module).model, block)
+    except Refused as refused:
+        return refused.reason
+    return found or guard
