@@ -1,0 +1,293 @@
+"""Runs a behaviour twice, on a plain model and on a welded one, and compares.
+
+A case is a generator. It yields a fresh model, gets it back (welded in one of the two runs, plain
+in the other), and from then on does what a user might do: calls it, changes something, calls it
+again. Everything it yields then (outputs, gradients, side effects) must be the same in both runs.
+
+    @welded
+    def a_flag_is_set_on_the_instance() -> Steps:
+        class Model(Mlp): ...
+        model = yield Model()
+        yield model(X)
+        model.flag = True
+        yield model(X)
+
+Each run begins with a call of the case itself, so classes, closures and functions made inside are
+each run's own, and globals that a case sets at its beginning start afresh.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.helpers import fixed, last_run
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+import torchweld as tw
+from torchweld.swap import stats, welded_paths
+
+K, H = 12, 20
+X = fixed(8, K)  # what a case is recorded on, unless it says otherwise
+
+Steps = Generator[Any, Any, None]
+
+
+class Mlp(nn.Module):
+    """What most cases are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(K, H), nn.Linear(H, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(F.gelu(self.up(x)))
+        return y
+
+
+class Around(nn.Module):
+    """A model with an MLP inside, at "mlp", and a norm before it: the MLP alone can be welded."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(K), mlp
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        y: Tensor = x + self.mlp(self.norm(x), **kwargs)
+        return y
+
+
+# ---- declaring ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    steps: Callable[[], Steps]
+    expect: str  # "welded", "refused" or "either"
+    reason: str = ""  # a pattern that the refusal has to match
+    inputs: Any = None
+    path: str = ""  # of the module that is to be welded or refused
+    training: bool = False
+
+    @property
+    def name(self) -> str:
+        module = self.steps.__module__.rpartition(".")[2].removeprefix("cases_")
+        return f"{module}-{self.steps.__name__}"
+
+
+CASES: list[Case] = []
+
+
+def _declare(expect: str, reason: str = "") -> Callable[..., Any]:
+    def declare(
+        steps: Callable[[], Steps] | None = None,
+        *,
+        inputs: Any = X,
+        path: str = "",
+        training: bool = False,
+    ) -> Any:
+        if steps is None:
+            return functools.partial(declare, inputs=inputs, path=path, training=training)
+        CASES.append(
+            Case(
+                steps=steps,
+                expect=expect,
+                reason=reason,
+                inputs=inputs,
+                path=path,
+                training=training,
+            )
+        )
+        return steps
+
+    return declare
+
+
+# The whole module has to be welded, and its first result to come from the op.
+welded = _declare("welded")
+# Right answers are all that is asked for.
+either = _declare("either")
+
+
+def refused(reason: str, **settings: Any) -> Callable[..., Any]:
+    """The whole module must not be welded, and the plan says why, and where."""
+    declare = _declare("refused", reason)
+    return functools.partial(declare, **settings) if settings else declare
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A result of a call within what was recorded: the op has to run."""
+
+    value: Any
+
+
+def inside(value: Any) -> Inside:
+    return Inside(value)
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """What a call gives, or the type of what it raises."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error)
+
+
+def before_and_after(model: nn.Module, change: Callable[[Any], object]) -> Steps:
+    """The commonest case: a call, a change to the model or to what it reads, the same call."""
+    made = yield model
+    yield made(X)
+    change(made)
+    yield made(X)
+
+
+# ---- running ----
+
+
+@dataclass
+class Outcome:
+    problems: list[str] = field(default_factory=list)
+    welded: bool = False
+    refusal: str = ""
+    inside: int = 0  # results that the op had to give
+    ran: int = 0  # those that it gave
+
+
+@functools.cache
+def outcome_of(case: Case) -> Outcome:
+    """Both runs of a case, compared; each case runs once a process."""
+    outcome = Outcome()
+    expected = list(_results(case, None))
+    got = _results(case, outcome)
+    for number, want in enumerate(expected, start=1):
+        try:
+            have = next(got)
+        except StopIteration:
+            outcome.problems.append(f"result {number} is missing")
+            break
+        except Exception as error:
+            outcome.problems.append(f"result {number} raised {type(error).__name__}: {error}")
+            break
+        wrong = difference(have, want)
+        if wrong:
+            outcome.problems.append(f"result {number}: {wrong}")
+    got.close()
+    _judge(case, outcome)
+    return outcome
+
+
+def _judge(case: Case, outcome: Outcome) -> None:
+    at = case.path or "the model"
+    if case.expect == "welded" and not outcome.welded:
+        outcome.problems.append(f"{at} is not welded: {outcome.refusal}")
+    if case.expect == "refused" and outcome.welded:
+        outcome.problems.append(f"{at} is welded; it is to be refused for {case.reason!r}")
+    elif case.expect == "refused" and not re.search(case.reason, outcome.refusal, re.IGNORECASE):
+        outcome.problems.append(f"refused for {outcome.refusal!r}, which does not match")
+
+
+def _results(case: Case, outcome: Outcome | None) -> Iterator[Any]:
+    """What one run yields; of the welded model if there is an outcome to note it in."""
+    torch.manual_seed(0)
+    steps = case.steps()
+    model = next(steps)
+    model.train(case.training)
+    with torch.set_grad_enabled(case.training), quiet():
+        if outcome is not None:
+            _weld(case, model, outcome)
+        torch.manual_seed(1)
+        number = 0
+        while True:
+            before = _counts(model, case.path)
+            try:
+                value = steps.send(model if number == 0 else None)
+            except StopIteration:
+                return
+            number += 1
+            wanted = isinstance(value, Inside) or (number == 1 and case.expect == "welded")
+            if outcome is not None and wanted and outcome.welded:
+                outcome.inside += 1
+                outcome.ran += _ran(before, _counts(model, case.path))
+            yield value.value if isinstance(value, Inside) else value
+
+
+def _weld(case: Case, model: nn.Module, outcome: Outcome) -> None:
+    inputs = copy.deepcopy(case.inputs)
+    plan = tw.plan(model, inputs, force=True, training=case.training, remember=False)
+    tw.apply(model, plan)
+    outcome.welded = case.path in welded_paths(model)
+    outcome.refusal = "; ".join(
+        f"{one.reason} {one.op} {one.where}" for one in plan.refused if one.path == case.path
+    )
+
+
+def _counts(model: nn.Module, path: str) -> tuple[int, int]:
+    """Runs of the kernel in this thread, and calls at `path` that were left to the original."""
+    found = stats(model).get(path)
+    return last_run()["calls"], sum(found.originals.values()) if found else 0
+
+
+def _ran(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    return after[0] > before[0] and after[1] == before[1]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A welded module says in a warning that it runs its original code; here that is no error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torchweld: ")
+        yield
+
+
+# ---- comparing ----
+
+_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def difference(got: Any, want: Any) -> str:
+    """What is not the same, in words, or nothing."""
+    got_leaves, got_tree = tree_flatten(got)
+    want_leaves, want_tree = tree_flatten(want)
+    if got_tree != want_tree:
+        return f"{got!r} is not built as {want!r}"
+    for a, b in zip(got_leaves, want_leaves, strict=True):
+        wrong = _tensors_differ(a, b) if isinstance(b, Tensor) else _values_differ(a, b)
+        if wrong:
+            return wrong
+    return ""
+
+
+def _values_differ(got: Any, want: Any) -> str:
+    return "" if type(got) is type(want) and got == want else f"{got!r} is not {want!r}"
+
+
+def _tensors_differ(got: Any, want: Tensor) -> str:
+    if not isinstance(got, Tensor):
+        return f"{got!r} is not a tensor"
+    for what in ("dtype", "shape", "requires_grad"):
+        a, b = getattr(got, what), getattr(want, what)
+        if a != b:
+            return f"{what} is {a}, not {b}"
+    got, want = got.detach(), want.detach()
+    if not want.is_floating_point():
+        return "" if torch.equal(got, want) else "other integers"
+    finite = want[want.isfinite()].abs()
+    largest = finite.max().item() if finite.numel() else 1.0
+    tolerance = _TOLERANCE.get(want.dtype, 1e-4)
+    try:
+        torch.testing.assert_close(
+            got, want, rtol=tolerance, atol=tolerance * min(largest, 1e30), equal_nan=True
+        )
+    except AssertionError as error:
+        return f"{' '.join(str(error).split())}; the largest is {largest:.3g}"
+    return ""

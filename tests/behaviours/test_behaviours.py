@@ -1,0 +1,48 @@
+"""What torchweld promises, one behaviour at a time: a welded model gives what the original gives.
+
+A behaviour is a case in one of the `cases_*.py` beside this file; harness.py says how they read.
+`pytest tests/behaviours -k name_of_a_case` runs one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from tests.behaviours.harness import CASES, Case, outcome_of
+from tests.helpers import ISAS
+
+for _file in sorted(Path(__file__).parent.glob("cases_*.py")):
+    importlib.import_module(f"tests.behaviours.{_file.stem}")
+
+pytestmark = [
+    pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_welded_model_gives_what_the_original_gives(case: Case) -> None:
+    problems = outcome_of(case).problems
+    assert not problems, "\n".join(problems)
+
+
+def test_names_are_unique() -> None:
+    names = [case.name for case in CASES]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_refusing_everything_is_no_way_out() -> None:
+    """Half of all behaviours, and that of many, are welded."""
+    assert len(CASES) >= 150
+    assert sum(case.expect == "welded" for case in CASES) >= len(CASES) / 2
+    assert sum(outcome_of(case).welded for case in CASES) >= len(CASES) / 2
+
+
+def test_the_op_runs_inside_of_what_was_recorded() -> None:
+    outcomes = [outcome_of(case) for case in CASES if case.expect == "welded"]
+    wanted = sum(outcome.inside for outcome in outcomes)
+    ran = sum(outcome.ran for outcome in outcomes)
+    assert wanted >= len(outcomes) * 0.9
+    assert ran >= 0.95 * wanted, f"{ran} of {wanted}"
