@@ -23,7 +23,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,7 @@ class Around(nn.Module):
 # ---- declaring ----
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     steps: Callable[[], Steps]
     expect: str  # "welded", "refused" or "either"
@@ -181,6 +181,9 @@ def outcome_of(case: Case) -> Outcome:
         wrong = difference(have, want)
         if wrong:
             outcome.problems.append(f"result {number}: {wrong}")
+    else:
+        if list(got):  # and the case comes to its end
+            outcome.problems.append("there are more results than the original gives")
     got.close()
     _judge(case, outcome)
     return outcome
@@ -192,8 +195,12 @@ def _judge(case: Case, outcome: Outcome) -> None:
         outcome.problems.append(f"{at} is not welded: {outcome.refusal}")
     if case.expect == "refused" and outcome.welded:
         outcome.problems.append(f"{at} is welded; it is to be refused for {case.reason!r}")
-    elif case.expect == "refused" and not re.search(case.reason, outcome.refusal, re.IGNORECASE):
-        outcome.problems.append(f"refused for {outcome.refusal!r}, which does not match")
+    elif case.expect == "refused" and not (
+        outcome.refusal and re.search(case.reason, outcome.refusal, re.IGNORECASE)
+    ):
+        outcome.problems.append(
+            f"refused for {outcome.refusal!r}, which does not match {case.reason!r}"
+        )
 
 
 def _results(case: Case, outcome: Outcome | None) -> Iterator[Any]:
@@ -202,7 +209,7 @@ def _results(case: Case, outcome: Outcome | None) -> Iterator[Any]:
     steps = case.steps()
     model = next(steps)
     model.train(case.training)
-    with torch.set_grad_enabled(case.training), quiet():
+    with torch.set_grad_enabled(case.training), quiet(), closing(steps):
         if outcome is not None:
             _weld(case, model, outcome)
         torch.manual_seed(1)
