@@ -7,7 +7,6 @@ import functools
 import random
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor
 SCALE = 1.0
 TABLE: dict[str, Any] = {}
 FACTORS: list[float] = []
-LOG: list[str] = []
 CONTEXT: contextvars.ContextVar[bool] = contextvars.ContextVar("CONTEXT", default=False)
 LOCAL = threading.local()
 
@@ -47,7 +45,6 @@ def _reset() -> None:
     TABLE.clear()
     TABLE.update(scale=1.0, act=F.gelu)
     FACTORS.clear()
-    LOG.clear()
     CONTEXT.set(False)
     LOCAL.flag = False
     helper_module.reset()
@@ -396,131 +393,3 @@ def the_time_decides() -> Steps:
     yield model(X)
     begun = -1e7
     yield model(X)
-
-
-# ---- side effects ----
-
-
-@refused(r"cases_functions\.py:\d+")
-def a_global_list_is_appended_to() -> Steps:
-    _reset()
-
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            LOG.append("called")
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return y
-
-    model = yield Model()
-    LOG.clear()
-    yield model(X), model(X)
-    yield list(LOG)
-    _reset()
-
-
-@refused("calls")
-def calls_are_counted_on_the_instance() -> Steps:
-    class Model(Mlp):
-        calls = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return y
-
-    model = yield Model()
-    model.calls = 0
-    yield model(X), model(X)
-    yield model.calls
-
-
-@refused(r"cases_functions\.py:\d+")
-def calls_are_counted_in_a_global() -> Steps:
-    _reset()
-
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            global SCALE
-            SCALE += 1.0
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return y
-
-    model = yield Model()
-    _reset()
-    yield model(X), model(X)
-    yield SCALE
-    _reset()
-
-
-@refused(r"cases_functions\.py:\d+")
-def calls_are_counted_in_a_closure() -> Steps:
-    calls = 0
-
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            nonlocal calls
-            calls += 1
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return y
-
-    model = yield Model()
-    calls = 0
-    yield model(X), model(X)
-    yield calls
-
-
-@refused(r"cases_functions\.py:\d+")
-def the_hidden_value_is_kept() -> Steps:
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            self.kept = self.up(x)
-            y: Tensor = self.down(F.gelu(self.kept))
-            return y
-
-    model = yield Model()
-    yield model(X)
-    yield model.kept
-    yield model(2 * X)
-    yield model.kept
-
-
-@either
-def something_is_printed() -> Steps:
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            print("forward", file=STREAM)
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return y
-
-    model = yield Model()
-    STREAM.written.clear()
-    yield model(X)
-    yield list(STREAM.written)
-
-
-@either
-def something_is_warned_about() -> Steps:
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.shape[0] == 8:
-                warnings.warn("eight rows", UserWarning, stacklevel=1)
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return y
-
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        model = yield Model()
-        said.clear()
-        yield model(X)
-        yield [str(one.message) for one in said if "torchweld" not in str(one.message)]
-
-
-class _Stream:
-    def __init__(self) -> None:
-        self.written: list[str] = []
-
-    def write(self, text: str) -> None:
-        self.written.append(text)
-
-
-STREAM = _Stream()

@@ -7,31 +7,20 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tests.behaviours.harness import (
-    Around,
     H,
     K,
     Mlp,
     Steps,
     X,
     before_and_after,
-    either,
-    inside,
-    refused,
+    on_other_inputs,
     welded,
 )
 from torch import Tensor, nn
-
-
-def _twice(model: nn.Module) -> Steps:
-    made = yield model
-    yield made(X)
-    yield inside(made(2 * X))
-    yield made(X.view(2, 4, K))
 
 
 @welded
@@ -40,7 +29,7 @@ def forward_of_a_base_by_super() -> Steps:
         def forward(self, x: Tensor) -> Tensor:
             return 0.5 * super().forward(x)
 
-    yield from _twice(Model())
+    yield from on_other_inputs(Model())
 
 
 @welded
@@ -119,7 +108,7 @@ def a_decorated_forward() -> Steps:
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y
 
-    yield from _twice(Model())
+    yield from on_other_inputs(Model())
 
 
 @welded
@@ -136,7 +125,7 @@ def a_decorator_without_wraps() -> Steps:
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y
 
-    yield from _twice(Model())
+    yield from on_other_inputs(Model())
 
 
 @welded
@@ -203,7 +192,7 @@ def a_match_on_the_dimensions() -> Steps:
                 case _:
                     return y.tanh()
 
-    yield from _twice(Model())
+    yield from on_other_inputs(Model())
 
 
 @welded
@@ -251,7 +240,7 @@ def unpacked_arguments() -> Steps:
             y: Tensor = self.down(F.gelu(*args, **kwargs))  # type: ignore[arg-type]
             return y
 
-    yield from _twice(Model())
+    yield from on_other_inputs(Model())
 
 
 @welded
@@ -278,7 +267,7 @@ def a_context_manager_of_its_own() -> Steps:
                 y: Tensor = self.down(F.gelu(self.up(x)))
             return y * factor
 
-    yield from _twice(Model())
+    yield from on_other_inputs(Model())
 
 
 @welded
@@ -300,7 +289,7 @@ def operators_as_functions() -> Steps:
             y: Tensor = operator.mul(self.down(F.gelu(self.up(x))), 0.5)
             return y
 
-    yield from _twice(Model())
+    yield from on_other_inputs(Model())
 
 
 @welded
@@ -310,114 +299,4 @@ def weights_used_by_matmul() -> Steps:
             h = F.gelu(x @ self.up.weight.t() + self.up.bias)
             return h @ self.down.weight.t() + self.down.bias
 
-    yield from _twice(Model())
-
-
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(K, H), nn.Linear(K, H), nn.Linear(H, K)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return y
-
-
-@welded
-def a_gate() -> Steps:
-    model = yield Gated()
-    yield model(X)
-    model.gate, model.up = model.up, model.gate
-    yield model(X)
-
-
-@welded
-def a_gate_whose_factors_are_swapped() -> Steps:
-    class Model(Gated):
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.down(self.up(x) * F.silu(self.gate(x)))
-            return y
-
-    yield from _twice(Model())
-
-
-@welded
-def a_gate_in_one_weight() -> Steps:
-    class Model(nn.Module):
-        first = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.both, self.down = nn.Linear(K, 2 * H), nn.Linear(H, K)
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b = self.both(x).chunk(2, dim=-1)
-            y: Tensor = self.down(F.silu(a) * b if self.first else a * F.silu(b))
-            return y
-
-    yield from before_and_after(Model(), lambda m: setattr(m, "first", False))
-
-
-@refused(r"cases_styles\.py:\d+")
-def a_gate_that_is_changed_through_the_whole() -> Steps:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.both, self.down = nn.Linear(K, 2 * H), nn.Linear(H, K)
-
-        def forward(self, x: Tensor) -> Tensor:
-            both = self.both(x)
-            a, b = both.chunk(2, dim=-1)
-            both.clamp_(-50, 50)
-            y: Tensor = self.down(F.silu(a) * b)
-            return y
-
-    model = yield Model()
-    yield model(X)
-    yield model(300 * X)
-
-
-@welded(path="mlp")
-def a_residual_around_an_mlp() -> Steps:
-    model = yield Around(Mlp())
-    yield model(X)
-    model.norm.weight.data.mul_(2.0)
-    yield inside(model(X))
-    model.mlp.up.weight.data.mul_(2.0)
-    yield inside(model(X))
-    model.mlp = nn.Identity()
-    yield model(X)
-
-
-@either
-def a_residual_inside() -> Steps:
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = x + self.down(F.gelu(self.up(x)))
-            return y
-
-    yield from _twice(Model())
-
-
-@welded
-def a_residual_that_is_switched_on() -> Steps:
-    class Model(Mlp):
-        residual = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return x + y if self.residual else y
-
-    yield from before_and_after(Model(), lambda m: setattr(m, "residual", True))
-
-
-@welded
-def a_call_of_itself_on_other_rows() -> Steps:
-    class Model(Mlp):
-        def forward(self, x: Tensor) -> Any:
-            y: Tensor = self.down(F.gelu(self.up(x)))
-            return y if x.shape[0] < 100 else torch.cat([self(x[:50]), self(x[50:]).tanh()])
-
-    model = yield Model()
-    yield model(X)
-    yield model(X.repeat(15, 1))
+    yield from on_other_inputs(Model())
