@@ -165,7 +165,9 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   ModuleState state;
-  if (!THPVariable_CheckExact(args[1]) || at::impl::torch_function_mode_enabled() ||
+  PyObject** attributes = _PyObject_GetDictPtr(args[1]);  // of x, which a module may ask for
+  if ((attributes && *attributes && PyDict_GET_SIZE(*attributes)) ||
+      !THPVariable_CheckExact(args[1]) || at::impl::torch_function_mode_enabled() ||
       !state.read(args[0]))
     Py_RETURN_NONE;
   // Borrowed from the modules, which this thread keeps alive while it holds the lock.

@@ -28,7 +28,7 @@ struct WatchedModule {
   std::vector<std::pair<Ref, int>> children;  // name and number, -1 for an empty place
   bool switched;                              // its training mode was read
 };
-enum class Expect { value, absent, tensor };
+enum class Expect { value, absent, tensor, tied };
 struct WatchedEntry {
   int module;  // -1: of another dictionary
   int table;   // 0 __dict__, 1 _parameters, 2 _buffers
@@ -164,15 +164,17 @@ class Comparison {
     }
     return true;
   }
-  bool entry_holds(const WatchedEntry& e) const {
-    PyObject* dict = e.dict.p;
-    if (e.module >= 0) {
-      dict = dicts_[size_t(e.module)];
-      if (e.table)
-        dict = PyDict_GetItem(dict, e.table == 1 ? watch_names.parameters : watch_names.buffers);
-      if (!dict || !PyDict_Check(dict)) return false;
+  // Borrowed; null if there is none.
+  PyObject* find(int module, int table, PyObject* dict, PyObject* key) const {
+    if (module >= 0) {
+      dict = dicts_[size_t(module)];
+      if (table)
+        dict = PyDict_GetItem(dict, table == 1 ? watch_names.parameters : watch_names.buffers);
     }
-    PyObject* found = PyDict_GetItem(dict, e.key.p);
+    return dict && PyDict_Check(dict) ? PyDict_GetItem(dict, key) : nullptr;
+  }
+  bool entry_holds(const WatchedEntry& e) const {
+    PyObject* found = find(e.module, e.table, e.dict.p, e.key.p);
     switch (e.expect) {
       case Expect::absent:
         return !found;
@@ -180,6 +182,12 @@ class Comparison {
         return found && found != Py_None;
       case Expect::value:
         return found == e.value.p;
+      case Expect::tied: {  // the value is where the same tensor stands: module, table, key
+        PyObject* at = e.value.p;
+        return found && found == find(int(PyLong_AsLong(PyTuple_GET_ITEM(at, 0))),
+                                      int(PyLong_AsLong(PyTuple_GET_ITEM(at, 1))), nullptr,
+                                      PyTuple_GET_ITEM(at, 2));
+      }
     }
     return false;
   }
@@ -213,7 +221,9 @@ PyObject* watch_holds(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "holds(module, training, gradients)");
     return nullptr;
   }
-  const Comparison now(*reinterpret_cast<Watch*>(self)->state, args[0]);
+  const WatchState* state = reinterpret_cast<Watch*>(self)->state;
+  if (!state) Py_RETURN_FALSE;  // let go by the garbage collector
+  const Comparison now(*state, args[0]);
   return PyBool_FromLong(now.holds(args[1], args[2] == Py_True));
 }
 

@@ -32,6 +32,8 @@ class Names:
     globals: tuple[str, ...]
     imports: tuple[str, ...]
     stored_globals: tuple[str, ...]
+    stored_free: tuple[str, ...]
+    asks_class: str  # "type" or "__class__", if more is done with a class than reading attributes
     handles: bool  # whether it catches exceptions, such as that of a missing attribute
     lines: dict[str, int]  # of each name, where it is first met
     constant_calls: frozenset[int]  # offsets of calls of getattr and hasattr with a constant name
@@ -47,7 +49,7 @@ def names_of(code: CodeType) -> Names:
     attributes: set[str] = set()
     texts: set[str] = set()
     lines: dict[str, int] = {}
-    found: dict[str, list[str]] = {"globals": [], "imports": [], "stored": []}
+    found: dict[str, list[str]] = {"globals": [], "imports": [], "stored": [], "free": []}
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
         start = instruction.starts_line
@@ -64,6 +66,8 @@ def names_of(code: CodeType) -> Names:
             found["imports"].append(value)
         elif name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             found["stored"].append(value)
+        elif name in ("STORE_DEREF", "DELETE_DEREF") and value in code.co_freevars:
+            found["free"].append(value)
         if isinstance(value, str):
             lines.setdefault(value, line)
     for text in _texts(code.co_consts):
@@ -75,6 +79,8 @@ def names_of(code: CodeType) -> Names:
         globals=tuple(dict.fromkeys(found["globals"])),
         imports=tuple(dict.fromkeys(found["imports"])),
         stored_globals=tuple(dict.fromkeys(found["stored"])),
+        stored_free=tuple(dict.fromkeys(found["free"])),
+        asks_class=_asks_class(code),
         handles=_handles(code),
         lines=lines,
         constant_calls=_constant_calls(code),
@@ -93,6 +99,29 @@ def _handles(code: CodeType) -> bool:
     if hasattr(code, "co_exceptiontable"):
         return bool(code.co_exceptiontable)
     return any(i.opname in ("SETUP_FINALLY", "SETUP_WITH") for i in dis.get_instructions(code))
+
+
+def _asks_class(code: CodeType) -> str:
+    """`type(x) is …` and its like; `type(x).name` only reads an attribute."""
+    asked = ""  # what was loaded last, if it was a class
+    waiting = False  # for the call of `type`
+    for instruction in dis.get_instructions(code):
+        name, value = instruction.opname, instruction.argval
+        if name in _SILENT or name == "PUSH_NULL":
+            continue
+        if asked:
+            if name not in _ATTRIBUTES:
+                return asked
+            asked = ""
+        if name in _GLOBALS and value == "type":
+            if waiting:
+                return "type"
+            waiting = True
+        elif waiting and name in _CALLS:
+            waiting, asked = False, "type"
+        elif name in _ATTRIBUTES and value == "__class__":
+            asked = "__class__"
+    return "type" if waiting else asked
 
 
 def _constant_calls(code: CodeType) -> frozenset[int]:

@@ -185,7 +185,7 @@ class Call:
         own = self.args[0] if self.args else None
         if isinstance(own, Parameter) and len(tensors) == 1:
             same_type = _dtype(self.node) == own.dtype
-            if self.name in COPIES or self.name == "detach":
+            if self.name in COPIES or (self.name == "detach" and not self.grad):
                 return own
             if self.name in CASTS and same_type:
                 return own

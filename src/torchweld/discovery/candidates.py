@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from torchweld.discovery.confirming import disagreement
 from torchweld.discovery.found import Domain
-from torchweld.discovery.reading import read
+from torchweld.discovery.probing import difference_in_kind
 from torchweld.discovery.reasons import Refused, defined_at
-from torchweld.discovery.recognising import Chain, as_chain
+from torchweld.discovery.recognising import Chain
 from torchweld.discovery.recording import (
     Nested,
     Opaque,
@@ -30,8 +30,7 @@ from torchweld.discovery.recording import (
     forward_signature,
 )
 from torchweld.discovery.structure import structure_key
-from torchweld.discovery.tracing import trace
-from torchweld.discovery.validity import domains_for, facts_for, kinds_of
+from torchweld.discovery.validity import Proofs, facts_for, kinds_of
 
 # More weights than this are no MLP. Tracing one layer takes some milliseconds.
 MOST_WEIGHTS = 32
@@ -49,8 +48,8 @@ class Candidates:
         self._seen = recording.seen
         self._confirm = confirm
         self._known: dict[nn.Module, Chain | Refused | None] = {}
-        self._read: dict[Hashable, Chain | Refused] = {}
-        self._proved: dict[Hashable, bool] = {}
+        self._proofs = Proofs()
+        self._in_kind: dict[Hashable, str] = {}
         self.depends_on: dict[nn.Module, tuple[str, ...]] = {}
 
     def examine(self, module: nn.Module) -> Chain | Refused | None:
@@ -60,7 +59,8 @@ class Candidates:
             return found
         calls = self._seen[module].filled
         for signature in calls if self._confirm else ():
-            if reason := disagreement(module, found, signature):
+            reason = disagreement(module, found, signature)
+            if reason or (reason := self._kind(module, found)):
                 return Refused(reason, where=defined_at(module))
         try:
             self.depends_on[module] = facts_for(module, calls).words
@@ -68,10 +68,20 @@ class Candidates:
             return refused
         return found
 
+    def _kind(self, module: nn.Module, chain: Chain) -> str:
+        """How it differs in kind; the same for all that are built alike."""
+        key = structure_key(module)
+        for kind, signature in kinds_of(self._seen[module].filled).items():
+            if (key, kind) not in self._in_kind:
+                self._in_kind[key, kind] = difference_in_kind(module, chain, signature)
+            if reason := self._in_kind[key, kind]:
+                return reason
+        return ""
+
     def valid(self, module: nn.Module, chain: Chain) -> tuple[Domain, ...]:
         """For which calls it is this chain."""
-        calls, key = list(self._seen[module].filled), structure_key(module)
-        return domains_for(module, calls, chain.argument, chain.out_features, self._proved, key)
+        calls = list(self._seen[module].filled)
+        return self._proofs.domains(module, calls, chain, structure_key(module))
 
     def owns_weights(self, module: nn.Module, refused: Refused) -> bool:
         """Whether it multiplies, or may multiply, by weights that it holds itself."""
@@ -103,6 +113,15 @@ class Candidates:
         except Refused as refused:
             return _about_experts(module, refused)
 
+    def _check_evaluation(
+        self, module: nn.Module, signature: Signature, chain: Chain, key: Hashable
+    ) -> None:
+        """What is welded for training serves in evaluation too; they differ in dropout alone."""
+        other = self._proofs.read(module, replace(signature, training=False), key)
+        if replace(other, dropout=()) != replace(chain, dropout=()):
+            where = defined_at(module)
+            raise Refused("computes something else in evaluation than in training", where=where)
+
     def _check_parts(self, module: nn.Module) -> None:
         """A part that is a module of its own with tensors, but is no Linear, decides."""
         parts = [
@@ -128,7 +147,9 @@ class Candidates:
         found: Chain | None = None
         key = structure_key(module)
         for kind, signature in kinds_of(seen.filled).items():
-            chain = self._read_once(module, signature, (key, kind))
+            chain = self._proofs.read(module, signature, (key, kind))
+            if signature.training:
+                self._check_evaluation(module, signature, chain, (key, kind, "eval"))
             if found is None:
                 found = chain
             elif replace(chain, dropout=found.dropout) != found:
@@ -139,31 +160,6 @@ class Candidates:
                 found = chain if chain.dropout else found
         assert found is not None
         return found
-
-    def _read_once(self, module: nn.Module, signature: Signature, key: Hashable) -> Chain:
-        if key not in self._read:
-            try:
-                self._read[key] = read_chain(module, signature)
-            except Refused as refused:
-                self._read[key] = refused
-        known = self._read[key]
-        if isinstance(known, Refused):
-            raise known
-        return known
-
-
-def read_chain(module: nn.Module, signature: Signature) -> Chain:
-    """What the graph of one call says."""
-    traced = trace(module, signature)
-    try:
-        chain = as_chain(read(traced))
-        if traced.changes:
-            reason = f"sets its {traced.changes[0]} at every call"
-            raise Refused(reason, where=defined_at(module))
-        return chain
-    except Refused as refused:
-        refused.multiplies = traced.multiplies
-        raise
 
 
 def _about_experts(module: nn.Module, refused: Refused) -> Refused:
@@ -254,6 +250,8 @@ def check_signatures(module: nn.Module, seen: Seen) -> None:
         if not any(spec.shape for spec in floats.values()):
             raise _without_product(Refused("takes no floating-point tensor", "", where))
         _check_values(module, given, where)
+        if signature.twice:
+            raise Refused("was given one tensor as two arguments", "", seen.where)
         if signature.autocast:
             raise Refused("was called under autocast, which casts weights call by call")
     if module._modules:  # else the graph is cheap to read, and says more

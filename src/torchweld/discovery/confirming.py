@@ -43,7 +43,7 @@ def disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
             ran = _run(module, chain, signature, weights, own=True)
         if ran is None or not bool(ran.y.isfinite().all()):
             random = torch.Generator("cpu").manual_seed(SEED)
-            weights = [_random(tensor, random) for tensor in weights]
+            weights = [random_like(tensor, random) for tensor in weights]
             ran = _run(module, chain, signature, weights, own=False)
         reason = _compared(ran, chain, weights)
         if not reason and signature.training and chain.dropout:
@@ -66,14 +66,14 @@ def _run(
     module: nn.Module, chain: Chain, signature: Signature, weights: list[Tensor], own: bool
 ) -> _Ran:
     random = torch.Generator("cpu").manual_seed(SEED + 1)
-    arguments = _arguments(signature, random)
+    arguments = made_arguments(signature, random)
+    x: Tensor = arguments[chain.argument].clone()  # the module may change what it is given
     with ExitStack() as stack:
-        _enter(stack, module, training=False)
+        enter(stack, module, training=False)
         if own:
             y = call_forward(module, arguments)
         else:
             y = call_with(module, dict(zip(chain.tensors, weights, strict=True)), arguments)
-    x: Tensor = arguments[chain.argument]
     expected = (*x.shape[:-1], chain.out_features)
     if not isinstance(y, Tensor) or tuple(y.shape) != expected:
         raise TypeError(f"it returns {spec_of(y)}, expected a tensor {list(expected)}")
@@ -106,9 +106,9 @@ def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature)
     own = own_tensors(module)
     tensors = [own[name].detach() for name in chain.tensors]
     random = torch.Generator("cpu").manual_seed(SEED + 2)
-    arguments = _arguments(signature, random)
+    arguments = made_arguments(signature, random)
     with ExitStack() as stack:
-        _enter(stack, module, training=True)
+        enter(stack, module, training=True)
         torch.manual_seed(SEED)
         y = call_forward(module, arguments)
         torch.manual_seed(SEED)
@@ -123,7 +123,7 @@ def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature)
     return ""
 
 
-def _enter(stack: ExitStack, module: nn.Module, training: bool) -> None:
+def enter(stack: ExitStack, module: nn.Module, training: bool) -> None:
     """Runs of the module leave nothing behind, not even warnings."""
     stack.enter_context(in_mode(module, training))
     stack.enter_context(unchanged(module))
@@ -135,7 +135,7 @@ def _enter(stack: ExitStack, module: nn.Module, training: bool) -> None:
 # ---- made-up tensors ----
 
 
-def _arguments(signature: Signature, random: torch.Generator) -> dict[str, Any]:
+def made_arguments(signature: Signature, random: torch.Generator) -> dict[str, Any]:
     return {
         name: _made(spec, random) if isinstance(spec, TensorSpec) else spec
         for name, spec in signature.arguments
@@ -154,7 +154,7 @@ def _made(spec: TensorSpec, random: torch.Generator) -> Tensor:
     return tensor
 
 
-def _random(tensor: Tensor, random: torch.Generator) -> Tensor:
+def random_like(tensor: Tensor, random: torch.Generator) -> Tensor:
     """A weight of about the usual size."""
     values = torch.randn(tensor.shape, generator=random, device="cpu")
     values /= math.sqrt(max(tensor.shape[-1], 1))

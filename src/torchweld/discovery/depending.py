@@ -17,12 +17,13 @@ import logging
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._contextlib import _DecoratorContextManager
 
 from torchweld.discovery.bytecode import line_of, names_of
 from torchweld.discovery.executing import Ran, is_library, is_users
@@ -37,7 +38,10 @@ from torchweld.discovery.facts import (
     Function,
     Items,
     Kind,
+    Name,
     Part,
+    Tie,
+    contents_of,
     items_of,
     looked_up,
 )
@@ -64,6 +68,9 @@ MODES = {
     "is_tracing": "compiling",
     "is_exporting": "compiling",
     "is_scripting": "compiling",
+    "is_autocast_enabled": "autocast",
+    "is_autocast_cpu_enabled": "autocast",
+    "is_autocast_cache_enabled": "autocast",
 }
 # What no call has in common with another.
 _UNKNOWABLE = {
@@ -71,9 +78,9 @@ _UNKNOWABLE = {
     *("_is_view", "const_data_ptr", "get_rng_state", "initial_seed", "default_generator"),
     *("get_num_threads", "get_num_interop_threads", "current_stream", "is_shared", "is_pinned"),
     *("get_float32_matmul_precision", "are_deterministic_algorithms_enabled", "grad"),
+    *("get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype"),
     *("__getattribute__", "__dict__"),
 }
-_LAYOUT_FREE = {"contiguous"}
 
 _CONSTANTS = (
     *(int, float, complex, bool, str, bytes, type(None), type(...), range, slice, torch.dtype),
@@ -84,6 +91,8 @@ _BUILT_IN = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
+    type(collections.namedtuple("_", "field").field),  # type: ignore[attr-defined]
+    _DecoratorContextManager,  # no_grad and its kin, which have no settings
 )
 _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 # Of every module: looked up by torch itself at each call.
@@ -144,6 +153,7 @@ class _Closure:
             cells=tuple(self._cells),
             modes=modes,
             switched=tuple(self._switched),
+            ties=tuple(self._ties()),
         )
         if len(self._entries) + len(self._items) > MOST_FACTS:
             raise Refused(f"depends on more than {MOST_FACTS} things that can change")
@@ -154,8 +164,8 @@ class _Closure:
     def _ran_one(self, one: Ran) -> None:
         names = names_of(one.code)
         users = is_users(one.code.co_filename)
-        for name in names.stored_globals:
-            raise Refused(f"sets the global {name}", where=_place(one.code, name))
+        for name in (*names.stored_globals, *self._stored_outside(one.code)):
+            raise Refused(f"sets {name}, which outlives the call", where=_place(one.code, name))
         owner = one.first
         if owner is not None and not isinstance(owner, (Tensor, *_CONSTANTS)):
             kind = owner if isinstance(owner, type) else self._kind_of(type(owner))
@@ -169,6 +179,13 @@ class _Closure:
         for name in names.imports:
             known = sys.modules.get(name)
             self._value(known, f"module {name}", _place(one.code, name))
+
+    def _stored_outside(self, code: types.CodeType) -> list[str]:
+        """Free variables it sets that belong to no function that ran."""
+        around = {
+            name for other in self._codes if code in other.co_consts for name in other.co_cellvars
+        }
+        return [name for name in names_of(code).stored_free if name not in around]
 
     def _method(self, kind: type, code: types.CodeType) -> None:
         """The method of a class that this code is, found by its name."""
@@ -197,6 +214,9 @@ class _Closure:
                 continue
             names = names_of(code)
             asked = names.attributes | frozenset(names.globals)
+            if names.asks_class:
+                where = _place(code, names.asks_class)
+                raise Refused("asks for the class of an object, which welding changes", where=where)
             unknowable = sorted(asked & _UNKNOWABLE)
             if unknowable:
                 name = unknowable[0]
@@ -205,6 +225,18 @@ class _Closure:
                 )
             modes |= {MODES[name] for name in asked if name in MODES}
         return frozenset(modes)
+
+    def _ties(self) -> Iterator[Tie]:
+        """The block names each tensor once; under its other names it has to stay the same."""
+        first: dict[int, Name] = {}
+        for module, path in self._paths.items():
+            for table in ("_parameters", "_buffers"):
+                for key, tensor in module.__dict__[table].items():
+                    if tensor is not None:
+                        name = Name(path, table, key)
+                        known = first.setdefault(id(tensor), name)
+                        if known != name:
+                            yield Tie(known, name, f"{path}.{key}" if path else key)
 
     # ---- modules of the block ----
 
@@ -330,6 +362,8 @@ class _Closure:
         if len(value) > MOST_ITEMS:
             raise Refused(f"depends on {what}, which holds {len(value)} things", where=where)
         held = items_of(value)
+        if hasattr(value, "__missing__"):
+            raise Refused(f"depends on {what}, which may change when it is read", where=where)
         if isinstance(value, types.MappingProxyType):
             raise Refused(f"depends on {what}, which can change unseen", where=where)
         if not isinstance(value, (tuple, frozenset)):
@@ -410,7 +444,7 @@ class _Closure:
 
     def _function(self, value: Any, what: str, where: str) -> None:
         """A function, method or descriptor: what it wraps, and its own state if it ran."""
-        if isinstance(value, functools._lru_cache_wrapper):
+        if isinstance(value, (functools._lru_cache_wrapper, functools.cached_property)):
             raise Refused(f"calls {what}, which remembers its results", where=where)
         if isinstance(value, types.MethodType):
             if not isinstance(value.__self__, nn.Module) or value.__self__ not in self._paths:
@@ -504,13 +538,6 @@ def _is_function(value: Any) -> bool:
     )
 
 
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not set yet
-        return ABSENT
-
-
 def _functions_in(value: Any, seen: set[int] | None = None) -> list[types.FunctionType]:
     """Functions of Python in a function, method, property or wrapper."""
     seen = set() if seen is None else seen
@@ -521,7 +548,7 @@ def _functions_in(value: Any, seen: set[int] | None = None) -> list[types.Functi
     if isinstance(value, types.FunctionType):
         found = [value]
         inner = [value.__dict__.get("__wrapped__")]
-        inner += map(_contents, value.__closure__ or ())
+        inner += map(contents_of, value.__closure__ or ())
     else:
         found = []
         if isinstance(value, (types.MethodType, staticmethod, classmethod)):

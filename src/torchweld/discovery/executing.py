@@ -121,7 +121,7 @@ _BUILTINS = frozenset(
 _LIBRARIES = frozenset(
     [
         *("math", "cmath", "operator", "_operator", "itertools", "_functools", "functools"),
-        *("_collections", "collections", "_abc", "_warnings", "copyreg", "_struct", "binascii"),
+        *("_collections", "collections", "_abc", "copyreg", "_struct", "binascii"),
     ]
 )
 _PLAIN_TYPES = (

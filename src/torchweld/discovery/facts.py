@@ -7,8 +7,9 @@ hold for the original. All other facts hold the objects themselves.
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class _Mark:
@@ -94,6 +95,23 @@ class Cell:
     what: str
 
 
+class Name(NamedTuple):
+    """Where a tensor of the block stands."""
+
+    path: str  # of its module
+    table: str
+    key: str
+
+
+@dataclass(frozen=True, eq=False)
+class Tie:
+    """Two names of one tensor."""
+
+    one: Name
+    other: Name
+    what: str
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Facts:
     parts: tuple[Part, ...] = ()
@@ -104,6 +122,7 @@ class Facts:
     functions: tuple[Function, ...] = ()
     cells: tuple[Cell, ...] = ()
     modes: frozenset[str] = frozenset()  # what the code asks: see `MODES` in depending
+    ties: tuple[Tie, ...] = ()
     switched: tuple[str, ...] = ()  # paths of the modules whose training mode was read
 
     @property
@@ -113,6 +132,42 @@ class Facts:
         named = [fact.what for group in groups for fact in group]
         named += [f"mode: {mode}" for mode in sorted(self.modes)]
         return tuple(dict.fromkeys(named))
+
+
+class Observed:
+    """What facts about things other than the block's modules are at this moment."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._before = list(self._values())
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        for entry in self._facts.entries:
+            if entry.holder is not None:
+                yield entry.what, entry.holder.get(entry.key, ABSENT)
+        for items in self._facts.items:
+            yield items.what, items_of(items.container)
+        for cell in self._facts.cells:
+            yield cell.what, contents_of(cell.cell)
+
+    def changed(self) -> str:
+        """The first that is not what it was, in words."""
+        for (what, now), (_, before) in zip(self._values(), self._before, strict=True):
+            same = now is before
+            if isinstance(now, tuple) and isinstance(before, tuple):
+                same = len(now) == len(before) and all(
+                    a is b for a, b in zip(now, before, strict=True)
+                )
+            if not same:
+                return what
+        return ""
+
+
+def contents_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return ABSENT
 
 
 def looked_up(kind: type, name: str) -> Any:

@@ -38,6 +38,7 @@ class Beside:
     name: str
     dtype: str
     ones: str  # its dimensions: "1" for a size of one, "n" for any other
+    shape: tuple[int, ...] = ()  # where sizes matter; (): any sizes with these ones
 
 
 @dataclass(frozen=True, kw_only=True)

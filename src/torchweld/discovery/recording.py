@@ -103,6 +103,7 @@ class Signature:
     grad: bool  # whether gradients were enabled
     training: bool
     autocast: bool
+    twice: bool = False  # whether one tensor was given as two arguments
 
 
 @dataclass(kw_only=True)
@@ -245,6 +246,7 @@ class _Watch:
                 grad=grad,
                 training=training,
                 autocast=autocast,
+                twice=len(tensors) > len({number for _, number in tensors}),
             )
             if signature in seen.counts or len(seen.counts) < MOST_KINDS:
                 seen.counts[signature] = seen.counts.get(signature, 0) + self.count

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from torchweld.discovery.candidates import check_state, read_chain
+from torchweld.discovery.candidates import check_state
 from torchweld.discovery.cloning import structural_clone
 from torchweld.discovery.found import Beside, Block, Call, Refusal
 from torchweld.discovery.reasons import Refused
@@ -22,7 +22,7 @@ from torchweld.discovery.recognising import Chain
 from torchweld.discovery.recording import MOST_KINDS, Signature, TensorSpec
 from torchweld.discovery.structure import structure_key
 from torchweld.discovery.tracing import own_tensors
-from torchweld.discovery.validity import domains_for, facts_for, kinds_of
+from torchweld.discovery.validity import Proofs, facts_for, kinds_of
 from torchweld.errors import CannotCloneError
 
 # With more rows a graph would take memory that a file decides about.
@@ -34,8 +34,7 @@ class Rereader:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._chains: dict[Hashable, Chain | Refused] = {}
-        self._proved: dict[Hashable, bool] = {}
+        self._proofs = Proofs()
 
     def read(self, block: Block) -> Block | Refusal:
         try:
@@ -60,9 +59,7 @@ class Rereader:
         signatures, key = signatures_of(block, module), structure_key(module)
         chain = self._chain(module, signatures, key)
         facts = facts_for(module, signatures)
-        valid = domains_for(
-            module, signatures, chain.argument, chain.out_features, self._proved, key
-        )
+        valid = self._proofs.domains(module, signatures, chain, key)
         return replace(
             block,
             kind=type(module).__name__,
@@ -84,7 +81,8 @@ class Rereader:
         """What all kinds of calls agree on, with few rows and with many."""
         found: Chain | None = None
         for signature in signatures:
-            chain = self._one(module, signature, (key, signature.arguments, signature.training))
+            about = (key, signature.arguments, signature.grad, signature.training)
+            chain = self._proofs.read(module, signature, about)
             if found is None or (chain.dropout and not found.dropout):
                 found, chain = chain, found or chain
             same = replace(chain, dropout=()) == replace(found, dropout=())
@@ -92,17 +90,6 @@ class Rereader:
                 raise Refused("computes different things in different calls")
         assert found is not None
         return found
-
-    def _one(self, module: nn.Module, signature: Signature, key: Hashable) -> Chain:
-        if key not in self._chains:
-            try:
-                self._chains[key] = read_chain(module, signature)
-            except Refused as refused:
-                self._chains[key] = refused
-        known = self._chains[key]
-        if isinstance(known, Refused):
-            raise known
-        return known
 
 
 def reread(model: nn.Module, block: Block) -> Block | Refusal:

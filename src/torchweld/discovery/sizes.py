@@ -40,6 +40,11 @@ def pattern_of(leading: tuple[int, ...]) -> str:
     return "".join("1" if size == 1 else "n" for size in leading)
 
 
+def example_sizes(pattern: str) -> list[int]:
+    hints = itertools.cycle(_HINTS)
+    return [next(hints) if one == "n" else 1 for one in pattern]
+
+
 def patterns_to_try(shapes: list[tuple[int, ...]]) -> list[str]:
     """For leading shapes of one number of dimensions."""
     dims = len(shapes[0])
@@ -55,15 +60,14 @@ def same_for_all_sizes(
     env, watch = ShapeEnv(duck_shape=False), _Watch()
     try:
         fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-        with in_call(module, signature), fake:
-            own = [fake.from_tensor(t, static_shapes=True) for t in own_tensors(module).values()]
-            given = {
-                name: _symbolic(fake, spec, pattern if name == argument else None)
-                for name, spec in tensor_specs(signature).items()
-            }
-            expected = [*map(str, given[argument].shape[:-1]), str(out_features)]
-            with watch, _watched_texts(watch):
-                y = called(module, signature, own, list(given.values()))
+        own = [fake.from_tensor(t, static_shapes=True) for t in own_tensors(module).values()]
+        given = {
+            name: _symbolic(fake, spec, pattern if name == argument else None)
+            for name, spec in tensor_specs(signature).items()
+        }
+        expected = [*map(str, given[argument].shape[:-1]), str(out_features)]
+        with in_call(module, signature), fake, watch, _watched_texts(watch):
+            y = called(module, signature, own, list(given.values()))
     except Exception as error:
         if isinstance(error, (TimeoutError, MemoryError)):
             raise
@@ -80,8 +84,7 @@ def same_for_all_sizes(
 def _symbolic(fake: FakeTensorMode, spec: TensorSpec, pattern: str | None) -> Tensor:
     """A fake tensor with symbols for all sizes but those of 1, and the last of x."""
     ones = pattern_of(spec.shape) if pattern is None else f"{pattern}1"
-    hints = itertools.cycle(_HINTS)
-    sizes = [next(hints) if one == "n" else 1 for one in ones]
+    sizes = example_sizes(ones)
     if pattern is not None:
         sizes[-1] = spec.shape[-1]
     kinds = [DimDynamic.DYNAMIC if one == "n" else DimDynamic.STATIC for one in ones]

@@ -7,6 +7,7 @@ which hold the very objects that were read.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
@@ -14,12 +15,19 @@ from torch import nn
 
 from torchweld.discovery.depending import facts_of
 from torchweld.discovery.executing import Ran, executed
-from torchweld.discovery.facts import Facts
+from torchweld.discovery.facts import Facts, Observed
 from torchweld.discovery.found import Beside, Domain
+from torchweld.discovery.reading import read
 from torchweld.discovery.reasons import Refused, defined_at
+from torchweld.discovery.recognising import Chain, as_chain
 from torchweld.discovery.recording import Signature, TensorSpec, forward_signature
-from torchweld.discovery.sizes import pattern_of, patterns_to_try, same_for_all_sizes
-from torchweld.discovery.tracing import called, refusing, traceable
+from torchweld.discovery.sizes import (
+    example_sizes,
+    pattern_of,
+    patterns_to_try,
+    same_for_all_sizes,
+)
+from torchweld.discovery.tracing import called, refusing, trace, traceable
 
 
 def kinds_of(signatures: Iterable[Signature]) -> dict[Hashable, Signature]:
@@ -52,7 +60,9 @@ def facts_for(
     copy stands for, and the facts are about those.
     """
     ran: list[Ran] = []
-    kinds = kinds_of(signatures)
+    calls = list(signatures)
+    calls += [replace(one, training=False) for one in calls if one.training]
+    kinds = kinds_of(calls)
     for signature in kinds.values():
         with traceable(module, signature) as (own, given, _), refusing():
             found = executed(lambda: called(module, signature, own, given))  # noqa: B023
@@ -63,7 +73,18 @@ def facts_for(
     ]
     facts = facts_of(live(module), ran, kind_of)
     _check_modes(module, facts, kinds.values())
+    _check_effects(module, kinds.values(), facts)
     return facts
+
+
+def _check_effects(module: nn.Module, signatures: Iterable[Signature], facts: Facts) -> None:
+    """Refused if a call changes what it depends on: a list it appends to, a counter it keeps."""
+    before = Observed(facts)
+    for signature in signatures:
+        with traceable(module, signature) as (own, given, _), refusing():
+            called(module, signature, own, given)
+    if change := before.changed():
+        raise Refused(f"changes {change} at every call", where=defined_at(module))
 
 
 def _check_modes(module: nn.Module, facts: Facts, signatures: Iterable[Signature]) -> None:
@@ -78,42 +99,108 @@ def _check_modes(module: nn.Module, facts: Facts, signatures: Iterable[Signature
 # ---- which calls ----
 
 
-def domains_for(
-    module: nn.Module,
-    signatures: Sequence[Signature],
-    argument: str,
-    out_features: int,
-    known: dict[Hashable, bool],
-    key: Hashable,
-) -> tuple[Domain, ...]:
-    """The calls that were seen, and those of other sizes that provably compute the same.
+class Proofs:
+    """What was traced and proved of the modules of a model; what is built alike is looked at once.
 
-    `known` remembers what was proved of modules that are built alike, which have the same `key`.
+    A key says what a module is built like: see `structure_key`.
     """
-    domains: dict[Domain, None] = {}
-    for group in _by_arguments(signatures, argument).values():
-        shapes = [_x_of(signature, argument).shape[:-1] for signature in group]
-        first = group[0]
-        beside, nones = _beside(first, argument), _nones(module, first)
-        proved = set()
-        for pattern in patterns_to_try(shapes):
-            about = (key, kinds_of([first]).popitem()[0], pattern, beside)
-            if about not in known:
-                known[about] = type(module) is nn.Linear or same_for_all_sizes(
-                    module, first, argument, pattern, out_features
-                )
-            if known[about]:
-                proved.add(pattern)
-                domains[Domain(ones=pattern, beside=beside, nones=nones)] = None
-        for shape in shapes:
-            pattern = pattern_of(shape)
-            if pattern not in proved:
-                old = next((d for d in domains if d.ones == pattern and d.beside == beside), None)
-                seen = (*(old.shapes if old else ()), shape)
-                domains.pop(old, None) if old else None
-                exact = Domain(ones=pattern, shapes=seen, beside=beside, nones=nones)
-                domains[exact] = None
-    return tuple(domains)
+
+    def __init__(self) -> None:
+        self._chains: dict[Hashable, Chain | Refused] = {}
+        self._sizes: dict[Hashable, bool] = {}
+
+    def read(self, module: nn.Module, signature: Signature, key: Hashable) -> Chain:
+        """The chain that the graph of a call is, by `key` and the kind of the call."""
+        if key not in self._chains:
+            try:
+                self._chains[key] = read_chain(module, signature)
+            except Refused as refused:
+                self._chains[key] = refused
+        known = self._chains[key]
+        if isinstance(known, Refused):
+            raise known
+        return known
+
+    def domains(
+        self, module: nn.Module, signatures: Sequence[Signature], chain: Chain, key: Hashable
+    ) -> tuple[Domain, ...]:
+        """The calls that were seen, and those of other sizes that provably compute the chain."""
+        found: list[Domain] = []
+        for group in _by_arguments(signatures, chain.argument).values():
+            shapes = [_x_of(one, chain.argument).shape[:-1] for one in group]
+            beside, nones = _beside(group[0], chain.argument), _nones(module, group[0])
+            seen = set(map(pattern_of, shapes))
+            proved = [
+                pattern
+                for pattern in patterns_to_try(shapes)
+                if self._any_size(module, group[0], chain, pattern, pattern in seen, key)
+            ]
+            found += [Domain(ones=pattern, beside=beside, nones=nones) for pattern in proved]
+            # Where sizes matter: these very sizes, of whatever was given.
+            exact: dict[tuple[str, tuple[Beside, ...]], list[tuple[int, ...]]] = {}
+            for one, shape in zip(group, shapes, strict=True):
+                pattern, given = pattern_of(shape), _beside(one, chain.argument, exact=True)
+                if pattern not in proved:
+                    exact.setdefault((pattern, given), []).append(shape)
+            for (pattern, given), sizes in exact.items():
+                known = tuple(dict.fromkeys(sizes))
+                found.append(Domain(ones=pattern, shapes=known, beside=given, nones=nones))
+        return tuple(dict.fromkeys(found))
+
+    def _any_size(
+        self,
+        module: nn.Module,
+        signature: Signature,
+        chain: Chain,
+        pattern: str,
+        seen: bool,
+        key: Hashable,
+    ) -> bool:
+        """Whether all calls with this pattern of ones compute the chain; `seen`: one does."""
+        if type(module) is nn.Linear:  # as its documentation says
+            return True
+        (kind,) = kinds_of([signature])
+        about = (key, kind, pattern, _beside(signature, chain.argument))
+        if about not in self._sizes:
+            self._sizes[about] = (
+                seen or self._computes(module, signature, chain, pattern, about)
+            ) and same_for_all_sizes(module, signature, chain.argument, pattern, chain.out_features)
+        return self._sizes[about]
+
+    def _computes(
+        self, module: nn.Module, signature: Signature, chain: Chain, pattern: str, about: Hashable
+    ) -> bool:
+        """Whether a call with this pattern of ones, made up, computes the chain."""
+        x = _x_of(signature, chain.argument)
+        shape = (*example_sizes(pattern), x.shape[-1])
+        made_up = replace(x, shape=shape, stride=_strides(shape), contiguous=True)
+        arguments = tuple(
+            (name, made_up if name == chain.argument else spec)
+            for name, spec in signature.arguments
+        )
+        try:
+            found = self.read(module, replace(signature, arguments=arguments), about)
+        except Refused:
+            return False
+        return replace(found, dropout=()) == replace(chain, dropout=())
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def read_chain(module: nn.Module, signature: Signature) -> Chain:
+    """What the graph of one call says."""
+    traced = trace(module, signature)
+    try:
+        chain = as_chain(read(traced))
+        if traced.changes:
+            reason = f"sets its {traced.changes[0]} at every call"
+            raise Refused(reason, where=defined_at(module))
+        return chain
+    except Refused as refused:
+        refused.multiplies = traced.multiplies
+        raise
 
 
 def _x_of(signature: Signature, argument: str) -> TensorSpec:
@@ -135,12 +222,13 @@ def _by_arguments(
     return found
 
 
-def _beside(signature: Signature, argument: str) -> tuple[Beside, ...]:
+def _beside(signature: Signature, argument: str, *, exact: bool = False) -> tuple[Beside, ...]:
     return tuple(
         Beside(
             name=name,
             dtype=str(spec.dtype).removeprefix("torch."),
             ones=pattern_of(spec.shape),
+            shape=spec.shape if exact else (),
         )
         for name, spec in signature.arguments
         if isinstance(spec, TensorSpec) and name != argument

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from torchweld.decisions import Decision
-from torchweld.discovery.finding import reread
+from torchweld.discovery.rereading import reread
 from torchweld.discovery.found import Refusal
 from torchweld.errors import TorchweldError
 from torchweld.planning.plan import Plan

@@ -74,6 +74,10 @@ class Arguments:
         return Picked(x, beside, nones)
 
 
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 class Validity:
     """The calls in which a block is known to compute its chain."""
 
@@ -83,7 +87,7 @@ class Validity:
         self._patterns: dict[Any, set[str]] = {}
         self._shapes: dict[Any, set[tuple[int, ...]]] = {}
         for domain in block.valid:
-            about = frozenset((b.name, b.dtype, b.ones) for b in domain.beside)
+            about = frozenset((b.name, b.dtype, b.shape or b.ones) for b in domain.beside)
             key = (about, frozenset(domain.nones))
             if domain.shapes:
                 self._shapes.setdefault(key, set()).update(domain.shapes)
@@ -96,21 +100,24 @@ class Validity:
 
     def why_not(self, picked: Picked) -> str | None:
         """Why a call is not covered, in two words; None if it is."""
+        given = [picked.x, *picked.beside.values()]
+        if len(given) != len({id(tensor) for tensor in given}):
+            return "the same tensor twice"
         if self._any:
             return None if not picked.nones else "other arguments"
-        about = frozenset(
-            (name, str(t.dtype).removeprefix("torch."), pattern_of(tuple(t.shape)))
-            for name, t in picked.beside.items()
+        nones = frozenset(picked.nones)
+        free, exact = (
+            (frozenset((n, _dtype(t), kind(t.shape)) for n, t in picked.beside.items()), nones)
+            for kind in (pattern_of, tuple)
         )
-        key = (about, frozenset(picked.nones))
-        if key not in self._patterns and key not in self._shapes:
+        if free not in self._patterns and exact not in self._shapes:
             return "other arguments"
         leading = tuple(picked.x.shape[:-1])
         if 0 in leading:
             return "no rows"
-        if pattern_of(leading) in self._patterns.get(key, ()):
+        if pattern_of(leading) in self._patterns.get(free, ()):
             return None
-        return None if leading in self._shapes.get(key, ()) else "another shape"
+        return None if leading in self._shapes.get(exact, ()) else "another shape"
 
     def holds_in_graphs(self, picked: Picked) -> bool:
         """The same for a compiler, which is to guard as little as possible."""

@@ -23,7 +23,10 @@ from torchweld.discovery.facts import (
     TABLES,
     Entry,
     Facts,
+    Name,
     Part,
+    Tie,
+    contents_of,
     items_of,
     looked_up,
 )
@@ -35,7 +38,7 @@ _PLAIN = (
     *(torch.layout, torch.memory_format, range, slice),
 )
 # As C knows them: Expect in csrc/watch.h.
-_VALUE, _ABSENT, _TENSOR = range(3)
+_VALUE, _ABSENT, _TENSOR, _TIED = range(4)
 
 
 class Guard:
@@ -99,7 +102,10 @@ class Guard:
         holders = [Entry(path, "__dict__", None, table, None, "") for path, table in tables]
         return ops.compiled.Watch(
             modules,
-            [_entry(fact, numbers, module) for fact in (*facts.entries, *holders)],
+            [
+                *(_entry(fact, numbers, module) for fact in (*facts.entries, *holders)),
+                *(_tie(fact, numbers) for fact in facts.ties),
+            ],
             [(fact.container, items_of(fact.container)) for fact in facts.items],
             [(fact.thing, fact.kind) for fact in facts.kinds],
             [(kind,) for kind in kinds],
@@ -125,6 +131,9 @@ class Guard:
                 if not _same(looked_up(fact.kind, name), value):
                     yield f"{fact.kind.__name__}.{name} was replaced"
         yield from self._changed_entries(None, module)
+        for tie in self.facts.ties:
+            if _tensor_at(module, tie.one) is not _tensor_at(module, tie.other):
+                yield f"{_owned(tie.what)} was tied, and is no longer"
         for kind in self.facts.kinds:
             if type(kind.thing) is not kind.kind:
                 yield f"{_owned(kind.what)} became a {type(kind.thing).__name__}"
@@ -139,7 +148,7 @@ class Guard:
             elif one.function.__kwdefaults__ is not one.kwdefaults:
                 yield f"{one.what} has other defaults"
         for cell in self.facts.cells:
-            if not _same(_contents(cell.cell), cell.contents):
+            if not _same(contents_of(cell.cell), cell.contents):
                 yield f"{cell.what}, was changed"
 
     def _changed_entries(self, path: str | None, module: nn.Module) -> Iterator[str]:
@@ -195,19 +204,23 @@ def _entry(fact: Entry, numbers: dict[str, int], module: nn.Module) -> tuple[Any
     return number, table, fact.holder, fact.key, expect, value
 
 
+def _tie(fact: Tie, numbers: dict[str, int]) -> tuple[Any, ...]:
+    one, other = fact.one, fact.other
+    tied = (numbers[other.path], TABLES.index(other.table), other.key)
+    return numbers[one.path], TABLES.index(one.table), None, one.key, _TIED, tied
+
+
+def _tensor_at(module: nn.Module, name: Name) -> Any:
+    inner = inside(module, steps_of(name.path))
+    return None if inner is None else inner.__dict__[name.table].get(name.key)
+
+
 def _owned(what: str) -> str:
     """ "its act", "up's negative_slope", "global SCALE of model" for what is named so."""
     if " " in what:
         return what
     owner, _, name = what.rpartition(".")
     return f"{owner}'s {name}" if owner and owner != NAMELESS else f"its {name}"
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return ABSENT
 
 
 def _same_entry(now: Any, before: Any) -> bool:

@@ -58,6 +58,7 @@ class _Call(NamedTuple):
     bound: Bound
     training: bool
     gradients: bool
+    alone: bool  # x is all that was given
 
 
 class Joint:
@@ -179,7 +180,8 @@ class Joint:
         if mode is not None:
             return self.count(mode)
         self.watch = guard.watch
-        return self._run(_Call(module, args, kwargs, x, tensors, bound, training, gradients))
+        alone = not picked.beside and not picked.nones
+        return self._run(_Call(module, args, kwargs, x, tensors, bound, training, gradients, alone))
 
     def _read(self, module: nn.Module) -> Guard | None:
         """The guard of a module that came without one."""
@@ -203,6 +205,8 @@ class Joint:
             return "another device"
         if torch.is_autocast_enabled(device):
             return "autocast"
+        if x.__dict__:  # which the module may ask for
+            return "attributes of x"
         if x.dim() == 0 or x.shape[-1] != self.decision.block.in_features:
             return "another shape"
         return self.valid.why_not(picked)
@@ -247,7 +251,8 @@ class Joint:
 
     def _remember(self, call: _Call, stand: Stand | Literal[False]) -> None:
         """For the quick way, which looks at inference in eval mode alone."""
-        quick = self.arguments.wanted_first and not (call.training or call.gradients)
+        quick = call.alone and self.arguments.wanted_first
+        quick = quick and not (call.training or call.gradients)
         asked = self.guard is None or self.guard.facts.modes
         if quick and not asked and self.checking is None and len(call.bound.fast) < _MOST_SIZES:
             call.bound.fast[tuple(call.x.shape)] = stand

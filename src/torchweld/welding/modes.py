@@ -29,7 +29,8 @@ class Modes:
             "grad": torch.is_grad_enabled() is not self._grad,
             "inference": torch.is_inference_mode_enabled() or x.is_inference(),
             "requires_grad": x.requires_grad or requires != self._requires_grad,
-            "layout": not x.is_contiguous(),
+            "layout": not x.is_contiguous() or x.storage_offset() != 0,
+            "autocast": torch._C._is_any_autocast_enabled(),
             "default_dtype": torch.get_default_dtype() is not self._default_dtype,
             "compiling": False,
         }
