@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchweld.discovery.confirming import disagreement
+from torchweld.discovery.facts import Facts
 from torchweld.discovery.found import Domain
 from torchweld.discovery.probing import difference_in_kind
 from torchweld.discovery.reasons import Refused, defined_at
@@ -50,7 +51,7 @@ class Candidates:
         self._known: dict[nn.Module, Chain | Refused | None] = {}
         self._proofs = Proofs()
         self._in_kind: dict[Hashable, str] = {}
-        self.depends_on: dict[nn.Module, tuple[str, ...]] = {}
+        self._facts: dict[nn.Module, Facts] = {}
 
     def examine(self, module: nn.Module) -> Chain | Refused | None:
         """With numbers, and with what it depends on."""
@@ -63,7 +64,7 @@ class Candidates:
             if reason or (reason := self._kind(module, found)):
                 return Refused(reason, where=defined_at(module))
         try:
-            self.depends_on[module] = facts_for(module, calls).words
+            self._facts[module] = facts_for(module, calls)
         except Refused as refused:
             return refused
         return found
@@ -80,8 +81,11 @@ class Candidates:
 
     def valid(self, module: nn.Module, chain: Chain) -> tuple[Domain, ...]:
         """For which calls it is this chain."""
-        calls = list(self._seen[module].filled)
-        return self._proofs.domains(module, calls, chain, structure_key(module))
+        calls, facts = list(self._seen[module].filled), self._facts[module]
+        return self._proofs.domains(module, calls, chain, facts, structure_key(module))
+
+    def depends_on(self, module: nn.Module) -> tuple[str, ...]:
+        return self._facts[module].words
 
     def owns_weights(self, module: nn.Module, refused: Refused) -> bool:
         """Whether it multiplies, or may multiply, by weights that it holds itself."""

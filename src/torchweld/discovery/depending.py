@@ -82,6 +82,16 @@ _UNKNOWABLE = {
     *("__getattribute__", "__dict__"),
 }
 
+# By these a tensor tells how large it is. What iterates over it, or takes parts, shows in the graph.
+_SIZES = frozenset(
+    [
+        *("shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "nbytes", "len"),
+        *("__len__", "stride", "is_same_size", "element_size", "itemsize", "names", "sizes"),
+        *("iter", "enumerate", "zip", "map", "list", "tuple", "repr", "str", "format", "tolist"),
+        *("is_contiguous", "storage_offset", "sym_size", "sym_numel", "hash", "bool", "any"),
+    ]
+)
+
 _CONSTANTS = (
     *(int, float, complex, bool, str, bytes, type(None), type(...), range, slice, torch.dtype),
     *(torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
@@ -154,6 +164,7 @@ class _Closure:
             modes=modes,
             switched=tuple(self._switched),
             ties=tuple(self._ties()),
+            asks_sizes=self._asks_sizes(),
         )
         if len(self._entries) + len(self._items) > MOST_FACTS:
             raise Refused(f"depends on more than {MOST_FACTS} things that can change")
@@ -225,6 +236,10 @@ class _Closure:
                 )
             modes |= {MODES[name] for name in asked if name in MODES}
         return frozenset(modes)
+
+    def _asks_sizes(self) -> bool:
+        users = [names_of(code) for code in self._codes if is_users(code.co_filename)]
+        return any(_SIZES & (names.read | set(names.globals)) for names in users)
 
     def _ties(self) -> Iterator[Tie]:
         """The block names each tensor once; under its other names it has to stay the same."""

@@ -86,6 +86,8 @@ class _Watch:
 
     def event(self, frame: types.FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
+        if code.co_name == "<module>":  # `eval` of a type's name, inside a library
+            return
         if event == "call":
             if not self._is_library(code.co_filename):
                 self._note(frame, code)

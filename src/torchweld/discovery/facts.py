@@ -123,6 +123,7 @@ class Facts:
     cells: tuple[Cell, ...] = ()
     modes: frozenset[str] = frozenset()  # what the code asks: see `MODES` in depending
     ties: tuple[Tie, ...] = ()
+    asks_sizes: bool = True  # whether the code may ask how large a tensor is
     switched: tuple[str, ...] = ()  # paths of the modules whose training mode was read
 
     @property

@@ -201,7 +201,7 @@ class _Search:
             calls=tuple(replace(call, count=count) for call, count in calls.items()),
             structure=chain.structure(own_tensors(module)),
             valid=self._candidates.valid(module, chain),
-            depends_on=self._candidates.depends_on[module],
+            depends_on=self._candidates.depends_on(module),
         )
 
     # ---- groups, and all together ----

@@ -45,7 +45,7 @@ class Beside:
 class Domain:
     """Calls in which a block is known to compute its chain; in all others the original runs."""
 
-    ones: str  # the leading dimensions of x: "n1" for 8 × 1
+    ones: str  # the leading dimensions of x: "n1" for 8 × 1; "*" for any number of them
     shapes: tuple[tuple[int, ...], ...] = ()  # these alone; (): any sizes with these ones
     beside: tuple[Beside, ...] = ()
     nones: tuple[str, ...] = ()  # arguments given as None where their default is something else

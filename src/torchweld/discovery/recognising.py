@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -42,6 +42,8 @@ class Chain:
     dropout: tuple[float, ...]  # () or one for each layer: what is done to its output
     scale: float
     text: str  # the normal form
+    # Whether the graph has nothing but ops that treat every row alike, whatever the sizes are.
+    sizeless: bool = field(default=False, compare=False)
 
     @property
     def form(self) -> str:

@@ -20,6 +20,7 @@ from torchweld.discovery.found import Beside, Block, Call, Refusal
 from torchweld.discovery.reasons import Refused
 from torchweld.discovery.recognising import Chain
 from torchweld.discovery.recording import MOST_KINDS, Signature, TensorSpec
+from torchweld.discovery.sizes import ANY_DIMS
 from torchweld.discovery.structure import structure_key
 from torchweld.discovery.tracing import own_tensors
 from torchweld.discovery.validity import Proofs, facts_for, kinds_of
@@ -59,7 +60,7 @@ class Rereader:
         signatures, key = signatures_of(block, module), structure_key(module)
         chain = self._chain(module, signatures, key)
         facts = facts_for(module, signatures)
-        valid = self._proofs.domains(module, signatures, chain, key)
+        valid = self._proofs.domains(module, signatures, chain, facts, key)
         return replace(
             block,
             kind=type(module).__name__,
@@ -169,7 +170,7 @@ def _made_up(block: Block) -> Call:
 
 def _besides(block: Block, dims: int) -> list[tuple[Beside, ...]]:
     """The arguments beside x in calls with so many dimensions."""
-    told = [d.beside for d in block.valid if len(d.ones) == dims - 1]
+    told = [d.beside for d in block.valid if d.ones == ANY_DIMS or len(d.ones) == dims - 1]
     if told:
         return list(dict.fromkeys(told))
     return [tuple(Beside(name=n, dtype=block.dtype, ones="n" * dims) for n in block.ignores)]

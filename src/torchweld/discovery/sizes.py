@@ -35,6 +35,9 @@ _SIZES = (2, 3, 4, 5, 7, 8, 16, 100, 1000)
 _HINTS = (7, 11, 13, 17, 19, 23)
 
 
+ANY_DIMS = "*"  # in place of a pattern: any number of dimensions, of any sizes
+
+
 def pattern_of(leading: tuple[int, ...]) -> str:
     """`"n1"` for leading sizes 8 × 1; nothing is proved about empty tensors."""
     return "".join("1" if size == 1 else "n" for size in leading)

@@ -60,7 +60,23 @@ class Traced:
         names = (op_name(node.target).removeprefix("aten.") for node in self.graph.nodes)
         return any(name in _PRODUCTS for name in names)
 
+    @property
+    def sizeless(self) -> bool:
+        """Whether there are only ops that do the same to every row, whatever sizes x has."""
+        calls = [node for node in self.graph.nodes if node.op == "call_function"]
+        return all(op_name(node.target) in _SIZELESS for node in calls)
 
+
+_SIZELESS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("linear", "gelu", "relu", "silu", "tanh", "sigmoid", "elu", "mish", "hardswish"),
+        *("softplus", "leaky_relu", "selu", "celu", "relu6", "hardtanh", "hardsigmoid", "erf"),
+        *("mul", "add", "sub", "div", "neg", "pow", "square", "exp", "log1p", "sqrt", "rsqrt"),
+        *("clamp", "clamp_min", "clamp_max", "abs", "maximum", "minimum", "where", "dropout"),
+        *("contiguous", "clone", "alias", "detach", "t", "_to_copy", "to"),
+    )
+)
 _PRODUCTS = (
     *("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "tensordot"),
     *("bilinear", "_grouped_mm", "linalg_multi_dot", "_weight_int8pack_mm", "_weight_int4pack_mm"),

@@ -22,6 +22,7 @@ from torchweld.discovery.reasons import Refused, defined_at
 from torchweld.discovery.recognising import Chain, as_chain
 from torchweld.discovery.recording import Signature, TensorSpec, forward_signature
 from torchweld.discovery.sizes import (
+    ANY_DIMS,
     example_sizes,
     pattern_of,
     patterns_to_try,
@@ -122,13 +123,22 @@ class Proofs:
         return known
 
     def domains(
-        self, module: nn.Module, signatures: Sequence[Signature], chain: Chain, key: Hashable
+        self,
+        module: nn.Module,
+        signatures: Sequence[Signature],
+        chain: Chain,
+        facts: Facts,
+        key: Hashable,
     ) -> tuple[Domain, ...]:
         """The calls that were seen, and those of other sizes that provably compute the chain."""
         found: list[Domain] = []
+        free = type(module) is nn.Linear or (chain.sizeless and not facts.asks_sizes)
         for group in _by_arguments(signatures, chain.argument).values():
             shapes = [_x_of(one, chain.argument).shape[:-1] for one in group]
             beside, nones = _beside(group[0], chain.argument), _nones(module, group[0])
+            if free:
+                found.append(Domain(ones=ANY_DIMS, beside=beside, nones=nones))
+                continue
             seen = set(map(pattern_of, shapes))
             proved = [
                 pattern
@@ -157,8 +167,6 @@ class Proofs:
         key: Hashable,
     ) -> bool:
         """Whether all calls with this pattern of ones compute the chain; `seen`: one does."""
-        if type(module) is nn.Linear:  # as its documentation says
-            return True
         (kind,) = kinds_of([signature])
         about = (key, kind, pattern, _beside(signature, chain.argument))
         if about not in self._sizes:
@@ -193,7 +201,7 @@ def read_chain(module: nn.Module, signature: Signature) -> Chain:
     """What the graph of one call says."""
     traced = trace(module, signature)
     try:
-        chain = as_chain(read(traced))
+        chain = replace(as_chain(read(traced)), sizeless=traced.sizeless)
         if traced.changes:
             reason = f"sets its {traced.changes[0]} at every call"
             raise Refused(reason, where=defined_at(module))

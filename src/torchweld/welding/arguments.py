@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchweld.discovery.found import Block
-from torchweld.discovery.sizes import pattern_of
+from torchweld.discovery.sizes import ANY_DIMS, pattern_of
 from torchweld.errors import TorchweldError
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -96,6 +96,7 @@ class Validity:
         alone = self._patterns.get((frozenset(), frozenset()), set())
         # Numbers of dimensions of which any sizes will do, for a call with x alone.
         dims = {len(pattern) + 1 for pattern in alone}
+        self._all_dims = ANY_DIMS in alone
         self._free_dims = {n for n in dims if sum(len(p) == n - 1 for p in alone) == 2 ** (n - 1)}
 
     def why_not(self, picked: Picked) -> str | None:
@@ -115,12 +116,14 @@ class Validity:
         leading = tuple(picked.x.shape[:-1])
         if 0 in leading:
             return "no rows"
-        if pattern_of(leading) in self._patterns.get(free, ()):
+        patterns = self._patterns.get(free, ())
+        if ANY_DIMS in patterns or pattern_of(leading) in patterns:
             return None
         return None if leading in self._shapes.get(exact, ()) else "another shape"
 
     def holds_in_graphs(self, picked: Picked) -> bool:
         """The same for a compiler, which is to guard as little as possible."""
-        if self._any or (not picked.beside and picked.x.dim() in self._free_dims):
+        any_size = self._all_dims or picked.x.dim() in self._free_dims
+        if self._any or (any_size and not picked.beside):
             return not picked.nones
         return self.why_not(picked) is None
