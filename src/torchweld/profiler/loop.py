@@ -21,6 +21,7 @@ from types import TracebackType
 
 from torch import nn
 
+from torchweld.arguments import check_model, check_whole
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.interrupts import is_interrupt
 from torchweld.profiler.build import Samples, build, cuda_wait
@@ -76,11 +77,9 @@ class profiling:  # noqa: N801, used as a statement
     """
 
     def __init__(self, model: nn.Module, *, wait: int = 5, active: int = 3) -> None:
-        if wait < 1 or active < 2:
-            raise TorchweldError(
-                f"wait is {wait} and active {active}; at least 1 step must pass before profiling "
-                "begins, and 2 are needed to see how steps vary"
-            )
+        check_model("profiling", model, scripted=True)
+        check_whole("profiling", "wait", wait, least=1)  # one step is timed before it begins
+        check_whole("profiling", "active", active, least=2)  # to see how steps vary
         self._roots = [("", model)]
         self._what = type(getattr(model, "_orig_mod", model)).__name__
         self._wait, self._active = wait, active
