@@ -72,8 +72,8 @@ class profiling:  # noqa: N801, used as a statement
     `wait` steps pass untouched, the last of them timed. Then come `active` rounds of an untouched
     and two profiled steps, and one step with shapes and memory; each time the profiler starts, the
     step that it meets first only warms up. Up to `active` later steps, untouched, check the
-    correction. Call `step()` at the end of every step of the loop. It never raises: what went wrong
-    is raised when the profile is asked for.
+    correction. Call `step()` at the end of every step of the loop. It raises timeouts and
+    interrupts alone: what went wrong is raised when the profile is asked for.
     """
 
     def __init__(self, model: nn.Module, *, wait: int = 5, active: int = 3) -> None:
