@@ -9,8 +9,8 @@ The kernels know nothing of torch and are compiled once per instruction set. Obj
 
 Environment: `CXX` names the compiler, `CXXFLAGS` and `LDFLAGS` are appended, `TORCHWELD_NO_EXT=1`
 leaves the compiled part out. `TORCHWELD_WIDE_AVX2=1` adds `avx2wide`, kernels that compute in
-AVX-512's 64-byte vectors with AVX2's instructions: slow, never chosen unless TORCHWELD_ISA names it,
-and a way to test that width on machines without AVX-512.
+AVX-512's 64-byte vectors with AVX2's instructions: slow, never chosen unless TORCHWELD_ISA names
+it, and a way to test that width on machines without AVX-512.
 """
 
 from __future__ import annotations

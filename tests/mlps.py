@@ -83,7 +83,9 @@ def uses_the_new_weights(mlp: tw.FusedMLP, before: Tensor, x: Tensor = INPUT) ->
         assert (expected - before).abs().max() > 1e-3, "the change is too small to be seen"
         with kernel_runs("packed"):
             y = mlp(x)
-        torch.testing.assert_close(y, expected)
+        # The order of the sums is another on each instruction set.
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-5 * max(scale, 1.0))
         # and the copy made for it serves the next call
         made = packs(mlp)
         with kernel_runs("packed"):

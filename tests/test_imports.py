@@ -21,10 +21,12 @@ PACKAGE = Path(torchweld.__file__).parent
 # Data types and errors: they import nothing of ours but each other, never anything that computes.
 FOUNDATIONS = {
     "errors": set(),
+    "interrupts": set(),
+    "arguments": {"errors"},
     "cpuinfo": set(),
     "hardware": {"errors", "cpuinfo"},
     "records": {"errors"},
-    "files": {"errors"},
+    "files": {"errors", "arguments"},
     "figures": set(),
 }
 # Joined only by what composes them; a report shows profiles, so it knows what they are.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from torchweld.decisions import Choice
 from torchweld.discovery.found import Block
 from torchweld.errors import TorchweldError
 from torchweld.models import MODELS
-from torchweld.planning.plan import Plan, Planned, Trial, Tuning
+from torchweld.planning.memory import Memory
+from torchweld.planning.plan import Plan, Planned, Trial, Tuning, Whole
 from torchweld.planning.planner import apply, fuse, plan, plan_of, structure_of
 from torchweld.planning.text import sentence
 from torchweld.swap import stats, undo, welded_paths
@@ -49,6 +52,40 @@ def test_planning_leaves_the_model_as_it_was() -> None:
     assert [set(names) for _, names in before] == [set(names) for _, names in after]
     assert model.training
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("verdict", ["faster", "slower", "same", "not measured"])
+@pytest.mark.parametrize("interval", [(0.0, math.inf), (-math.inf, math.inf), (0.5, 0.9)])
+def test_a_plan_with_an_open_interval_is_shown_saved_and_kept(
+    gpt_plan: Plan, tmp_path: Path, verdict: str, interval: tuple[float, float]
+) -> None:
+    """Few rounds on a busy machine bound nothing; what was measured is not lost for that."""
+    first, *others = gpt_plan.planned
+    (tuning,) = first.tunings
+    trial = replace(tuning.trials[0], verdict=verdict, speedup=1.1, interval=interval)
+    open_ended = replace(tuning, trials=(trial, *tuning.trials[1:]))
+    whole = Whole(
+        workload="tokens",
+        verdict=verdict,
+        speedup=1.1,
+        interval=interval,
+        before_us=10.0,
+        after_us=9.0,
+        predicted=0.0,
+        saved_us=0.0,
+        ceiling=0.0,
+        error_ratio=0.5,
+    )
+    made = replace(
+        gpt_plan, planned=(replace(first, tunings=(open_ended,)), *others), whole=(whole,)
+    )
+    made.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == made
+    assert str(Plan.load(tmp_path / "plan.json")) == str(made)
+    memory = Memory(tmp_path / "tuning.json")
+    memory.keep("block", open_ended)
+    assert memory.notice == ""
+    assert Memory(tmp_path / "tuning.json").recall("block", Tuning) == open_ended
 
 
 def test_a_plan_comes_back_as_it_was_and_applies_without_measuring(

@@ -77,7 +77,7 @@ def test_a_loop_that_breaks_leaves_the_model_and_the_profiler_free() -> None:
 def test_wrong_schedules_are_refused() -> None:
     with pytest.raises(TorchweldError, match="wait is 0"):
         profiling(nn.Linear(2, 2), wait=0)
-    with pytest.raises(TorchweldError, match="active 1"):
+    with pytest.raises(TorchweldError, match="active is 1"):
         profiling(nn.Linear(2, 2), active=1)
 
 

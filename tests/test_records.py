@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import nn
 from torchweld.errors import TorchweldError
 from torchweld.files import GZIP
 from torchweld.profiler.live import profile
-from torchweld.profiler.profile import Profile
+from torchweld.profiler.profile import Check, Profile
 from torchweld.records import RecordError, from_plain, to_plain
 
 
@@ -77,9 +77,21 @@ def test_data_that_do_not_fit_are_refused_with_their_place(data: Any, complaint:
     assert complaint in str(caught.value)
 
 
-def test_numbers_that_json_does_not_have_are_refused() -> None:
-    with pytest.raises(RecordError, match="finite"):
-        to_plain(Inner(name="x", values=(math.nan,)))
+def test_numbers_that_json_does_not_have_are_texts() -> None:
+    record = Inner(name="x", values=(0.0, math.inf, -math.inf, math.nan))
+    text = json.dumps(to_plain(record), allow_nan=False)
+    assert json.loads(text)["values"] == [0.0, "inf", "-inf", "nan"]
+    again = from_plain(Inner, json.loads(text))
+    assert again.values[:3] == record.values[:3]
+    assert math.isnan(again.values[3])
+
+
+@pytest.mark.parametrize(
+    "text", ["Infinity", "NaN", "1e999", "1" + 400 * "0", '"Inf"', '"1.0"', '" inf"', "true"]
+)
+def test_other_ways_to_write_them_are_refused(text: str) -> None:
+    with pytest.raises(RecordError, match=r"values\[0\] is .*; float was expected"):
+        from_plain(Inner, json.loads(f'{{"name": "x", "values": [{text}]}}'))
 
 
 @pytest.fixture
@@ -93,6 +105,16 @@ def test_a_profile_comes_back_as_it_was(found: Profile, tmp_path: Path, name: st
     assert Profile.load(tmp_path / name) == found
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes().startswith(GZIP) == name.endswith(".gz")
+
+
+def test_a_profile_with_an_open_interval_comes_back_as_it_was(
+    found: Profile, tmp_path: Path
+) -> None:
+    check = Check(what="a step", corrected_us=1.0, timed_us=1.0, interval=(-1.0, math.inf))
+    open_ended = replace(found, timing=replace(found.timing, checks=(check,)))
+    open_ended.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == open_ended
+    assert str(Profile.load(tmp_path / "p.json")) == str(open_ended)
 
 
 def test_a_profile_that_cannot_be_saved_leaves_what_was_there(

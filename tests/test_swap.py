@@ -651,7 +651,7 @@ def test_a_failure_half_way_leaves_nothing_behind() -> None:
 
 def test_not_a_model() -> None:
     for act in (lambda m: weld(m, []), undo, stats, welded_paths):
-        with pytest.raises(TorchweldError, match="the model is a list"):
+        with pytest.raises(TorchweldError, match="model is a list"):
             act([nn.Linear(2, 2)])
 
 

@@ -52,6 +52,12 @@ ACTIVATIONS: dict[str, Activation] = {
 
 def parse_activation(text: str) -> tuple[str, tuple[float, ...]]:
     """`"elu"` or `"softplus:2,20"` as a name and its parameters, eager's defaults filled in."""
+    if not isinstance(text, str):
+        kind = getattr(text, "__name__", None) or type(text).__name__
+        raise BlockError(
+            f"activation is {kind}, and has to be the name of one, as in 'gelu' or "
+            f"'leaky_relu:0.2'; there are: {' '.join(ACTIVATIONS)}"
+        )
     name, _, rest = text.partition(":")
     known = ACTIVATIONS.get(name)
     if known is None:

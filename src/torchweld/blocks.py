@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from torchweld.activations import format_activation, parse_activation
+from torchweld.arguments import shown
 from torchweld.errors import BlockError
 
 Gate = Literal["none", "separate", "first", "second", "interleaved"]
@@ -61,9 +62,25 @@ class Layer:
     transposed: bool = False
 
     def __post_init__(self) -> None:
-        if self.gated is not None and self.gated not in GATES[2:]:
+        tensors = (
+            ("weight", self.weight, False),
+            ("bias", self.bias, True),
+            ("gate", self.gate, True),
+            ("gate_bias", self.gate_bias, True),
+        )
+        for name, tensor, may_lack in tensors:
+            if not isinstance(tensor, Tensor) and not (may_lack and tensor is None):
+                raise BlockError(
+                    f"a Layer's {name} is a {type(tensor).__name__}; expected a tensor"
+                )
+        parse_activation(self.activation)
+        if not isinstance(self.transposed, bool):
+            raise BlockError(f"transposed={shown(self.transposed)}; expected True or False")
+        if self.gated is not None and (
+            not isinstance(self.gated, str) or self.gated not in GATES[2:]
+        ):
             raise BlockError(
-                f"gated={self.gated!r}; allowed: 'first', 'second', 'interleaved', None"
+                f"gated={shown(self.gated)}; allowed: 'first', 'second', 'interleaved', None"
             )
         if self.gate is not None and self.gated is not None:
             raise BlockError(

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from torchweld.arguments import check_kind
 from torchweld.errors import TorchweldError
 from torchweld.files import read_whole, write_whole
 from torchweld.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
@@ -106,6 +107,7 @@ class Diff:
     @staticmethod
     def from_json(text: str) -> Diff:
         """The opposite of `to_json`."""
+        check_kind("from_json", "text", text, str, "what to_json returned")
         try:
             data = json.loads(text)
             if not isinstance(data, dict) or data.pop("torchweld_diff", None) != FORMAT:
@@ -131,6 +133,8 @@ class Diff:
 
 def diff(a: Profile, b: Profile) -> Diff:
     """What changed from profile `a` to profile `b`."""
+    for name, profile in (("a", a), ("b", b)):
+        check_kind("diff", name, profile, Profile, "tw.profile and tw.read_trace return one")
     sides = _Side(a), _Side(b)
     _unwrap(*sides)
     shared = sides[0].ran & sides[1].ran | {""}

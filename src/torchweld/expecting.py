@@ -20,6 +20,7 @@ from types import TracebackType
 
 from torch import nn
 
+from torchweld.arguments import check_flags, check_model, misfit
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.guesses import Guess, Verdict, judge, parse_expectations, parse_guesses
 from torchweld.profiler.collect import Recorder, annotated
@@ -82,6 +83,15 @@ class Expectation(ContextDecorator):
         backward: bool = False,
         where: str = "",
     ) -> None:
+        if model is not None:
+            check_model("expect", model, scripted=True)
+        if modules is not None and not isinstance(modules, Mapping):
+            raise misfit("expect", "modules", modules, "a mapping of patterns to guesses")
+        for pattern, inner in (modules or {}).items():
+            if not isinstance(pattern, str) or not isinstance(inner, Mapping):
+                allowed = 'guesses by path, as in {"layers.*.mlp": dict(linear=2)}'
+                raise misfit("expect", f"modules[{pattern!r}]", inner, allowed)
+        check_flags("expect", backward=backward)
         self._guesses = parse_guesses(guesses)
         self._model = model
         self._modules = _matched(model, modules or {})

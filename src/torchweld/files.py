@@ -6,6 +6,7 @@ import gzip
 import os
 from pathlib import Path
 
+from torchweld.arguments import check_path
 from torchweld.errors import TorchweldError
 
 GZIP = b"\x1f\x8b"
@@ -13,6 +14,7 @@ GZIP = b"\x1f\x8b"
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Written aside and renamed, so that nobody sees half a file; compressed if it ends in .gz."""
+    check_path("save", path)
     target, data = Path(path), text.encode()
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -27,5 +29,6 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
     """What a file holds, decompressed if its content says so; OSError or EOFError if it cannot."""
+    check_path("load", path)
     data = Path(path).read_bytes()
     return gzip.decompress(data) if data.startswith(GZIP) else data

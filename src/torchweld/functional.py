@@ -19,7 +19,14 @@ __all__ = ["linears", "mlp"]
 assert _ops
 
 
-def _flatten(layers: Sequence[Layer]) -> tuple[list[Tensor], str]:
+def _flatten(x: Tensor, layers: Sequence[Layer]) -> tuple[list[Tensor], str]:
+    if not isinstance(x, Tensor):
+        raise BlockError(f"x is a {type(x).__name__}; expected a tensor [..., K]")
+    if not isinstance(layers, (list, tuple)):
+        raise BlockError(
+            f"layers is a {type(layers).__name__}; expected a list of torchweld.Layer(weight, "
+            "bias, activation)"
+        )
     for i, layer in enumerate(layers):
         if not isinstance(layer, Layer):
             raise BlockError(
@@ -32,13 +39,13 @@ def _flatten(layers: Sequence[Layer]) -> tuple[list[Tensor], str]:
 
 def mlp(x: Tensor, layers: Sequence[Layer]) -> Tensor:
     """`x [..., K]` through all layers, one after the other: `[..., N]` of the last."""
-    tensors, spec = _flatten(layers)
+    tensors, spec = _flatten(x, layers)
     result: Tensor = torch.ops.torchweld.chain(x, tensors, spec)
     return result
 
 
 def linears(x: Tensor, layers: Sequence[Layer]) -> list[Tensor]:
     """Every layer on the same `x [..., K]` (q, k and v, say): one `[..., N]` each."""
-    tensors, spec = _flatten(layers)
+    tensors, spec = _flatten(x, layers)
     result: list[Tensor] = torch.ops.torchweld.group(x, tensors, spec)
     return result

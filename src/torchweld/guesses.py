@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torchweld.arguments import shown
 from torchweld.errors import TorchweldError
 from torchweld.figures import counted
 from torchweld.names import known
@@ -103,7 +104,7 @@ def parse_guess(value: int | str, counter: str) -> Guess:
     text = str(value).strip()
     found = _GUESS.fullmatch(text)
     if isinstance(value, bool) or not isinstance(value, (int, str)) or found is None:
-        raise TorchweldError(f"{counter}={value!r} is no guess; write {_FORMS}")
+        raise TorchweldError(f"{counter}={shown(value)} is no guess; write {_FORMS}")
     sign, number, end = found[1], int(found[2]), found[3]
     if end is not None:
         if sign or int(end) < number:

@@ -18,6 +18,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from torchweld.arguments import check_model, check_whole
 from torchweld.errors import TorchweldError
 from torchweld.interrupts import is_interrupt, says_nothing
 
@@ -295,8 +296,8 @@ def record(model: nn.Module, *, limit: int = 32) -> Iterator[Recorded]:
     is any other object, such as a cache; one that cannot be copied is kept itself, and `notes` says
     so.
     """
-    if not isinstance(model, nn.Module):
-        raise TorchweldError(f"record takes an nn.Module, not {type(model).__name__}")
+    check_model("record", model)
+    check_whole("record", "limit", limit, least=1)
     recorded = Recorded(limit)
     inside = threading.local()
     before = model.__dict__.get(_ENTRY, _ABSENT)

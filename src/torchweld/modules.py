@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from torchweld import ops
 from torchweld.activations import ACTIVATIONS, format_activation, parse_activation
+from torchweld.arguments import check_flags, misfit, shown
 from torchweld.blocks import Gate, LayerForm, format_spec
 from torchweld.errors import BlockError
 from torchweld.packing import compiling_for_here, new_pack
@@ -35,6 +37,9 @@ _forward_in_c: Callable[..., Tensor | None] = (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+_SETTINGS = ("activation", "output_activation", "gated", "dropout", "packing")
+
+
 class FusedMLP(nn.Module):
     """`sizes[0] → … → sizes[-1]`, `activation` between the layers, as one op.
 
@@ -43,6 +48,9 @@ class FusedMLP(nn.Module):
     `dropout` acts in training, on what the layers after the first receive. Activations may carry
     parameters, as in `"leaky_relu:0.2"`. `packing=False` forgoes the packed copy of the weights
     that inference keeps.
+
+    `activation`, `output_activation`, `dropout` and `packing` may be set later, and hold from the
+    next call on; `gated` is what the children are, and cannot.
     """
 
     __jit_unused_properties__ = ("packed_bytes",)
@@ -66,7 +74,9 @@ class FusedMLP(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_flags("FusedMLP", gated=gated, bias=bias, packing=packing)
         sizes = _checked_sizes(sizes, gated)
+        _check_place(device, dtype)
 
         def linear(k: int, n: int) -> nn.Linear:
             return nn.Linear(k, n, bias=bias, device=device, dtype=dtype)
@@ -87,6 +97,9 @@ class FusedMLP(nn.Module):
         packing: bool = True,
     ) -> FusedMLP:
         """An MLP over existing Linears, which stay the same objects; gated: `[gate, up, down]`."""
+        check_flags("FusedMLP.from_linears", gated=gated, packing=packing)
+        if not isinstance(linears, (Sequence, nn.ModuleList)):
+            raise misfit("FusedMLP.from_linears", "linears", linears, "a list of nn.Linear")
         linears = list(linears)
         for i, linear in enumerate(linears):
             if not isinstance(linear, nn.Linear):
@@ -127,12 +140,10 @@ class FusedMLP(nn.Module):
         output_activation: str,
         packing: bool,
     ) -> None:
-        if not 0.0 <= dropout < 1.0:
-            raise BlockError(f"dropout={dropout}; allowed is 0 ≤ dropout < 1")
-        self.activation = format_activation(*parse_activation(activation))
-        self.output_activation = format_activation(*parse_activation(output_activation))
+        self.activation = activation
+        self.output_activation = output_activation
         self.gated = gated
-        self.dropout = float(dropout)
+        self.dropout = dropout
         self.packing = packing
         if gated:
             self.gate, self.up, self.down = linears
@@ -142,9 +153,35 @@ class FusedMLP(nn.Module):
             self.layers = nn.ModuleList(linears)
         self._holder = "layers" if "layers" in self._modules else None
         self._names = tuple(self._linears())
+        self._respecify()
+        self._new_pack()
+
+    def _respecify(self) -> None:
+        """What the op is to compute, as the compiled forward and a scripted one read it."""
         self._specs = [str(form) for form in self._forms()]
         self._spec = ";".join(self._specs)
-        self._new_pack()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SETTINGS:
+            super().__setattr__(name, value)
+            return
+        made = "_spec" in self.__dict__
+        if name in ("activation", "output_activation"):
+            value = format_activation(*parse_activation(value))
+        elif name == "dropout":
+            value = _checked_dropout(value)
+        elif name == "gated" and made and value is not self.gated:
+            raise BlockError(
+                f"gated={value!r} was set on a FusedMLP that is made; its children are those of "
+                f"gated={self.gated}: make a new one; FusedMLP.from_linears keeps Linears"
+            )
+        else:
+            check_flags("FusedMLP", **{name: value})
+        super().__setattr__(name, value)
+        if made:
+            self._respecify()
+            if name == "packing":
+                self._new_pack()
 
     def _new_pack(self) -> None:
         self._pack = new_pack() if self.packing else None
@@ -309,9 +346,30 @@ class FusedMLP(nn.Module):
         return ", ".join(parts)
 
 
+def _check_place(device: Any, dtype: Any) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise misfit("FusedMLP", "dtype", dtype, "a floating-point torch.dtype")
+    if device is None:
+        return
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise misfit("FusedMLP", "device", device, "a torch.device, or its name") from error
+
+
+def _checked_dropout(dropout: float) -> float:
+    real = isinstance(dropout, Real) and not isinstance(dropout, bool)
+    if not real or not 0.0 <= dropout < 1.0:
+        raise BlockError(f"dropout={shown(dropout)}; allowed is 0 ≤ dropout < 1")
+    return float(dropout)
+
+
 def _checked_sizes(sizes: Sequence[int], gated: bool) -> list[int]:
+    if not isinstance(sizes, Sequence):
+        raise misfit("FusedMLP", "sizes", sizes, "whole numbers in a list, as in (768, 3072, 768)")
     sizes = list(sizes)
-    if len(sizes) < 2 or not all(isinstance(s, int) and s >= 1 for s in sizes):
+    whole = [isinstance(s, int) and not isinstance(s, bool) and s >= 1 for s in sizes]
+    if len(sizes) < 2 or not all(whole):
         raise BlockError(
             f"sizes={sizes}; expected two or more whole numbers of at least 1, such as "
             "(768, 3072, 768)"

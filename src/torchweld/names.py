@@ -10,6 +10,8 @@ from torchweld.errors import TorchweldError
 
 def known(given: str, allowed: Collection[str], what: str) -> str:
     """`given`, if it is one of `allowed`; else a TorchweldError that names the nearest and all."""
+    if not isinstance(given, str):
+        raise TorchweldError(f"{what} is a {type(given).__name__}; there are: {', '.join(allowed)}")
     if given in allowed:
         return given
     near = get_close_matches(given.lower(), allowed, n=1, cutoff=0.5)

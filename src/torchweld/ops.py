@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchweld import hardware
+from torchweld import flops, hardware
 from torchweld.blocks import parse_spec
 from torchweld.errors import BuildError
 
@@ -58,3 +58,4 @@ def _register_from_python() -> None:
 
 
 compiled, problem = _load()
+flops.register()

@@ -18,6 +18,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from torchweld import ops
+from torchweld.arguments import check_model
 
 # New in torch 2.7.
 exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -46,6 +47,7 @@ def _joints(model: nn.Module) -> list[Any]:
 
 def repack(model: nn.Module) -> nn.Module:
     """Forget every packed copy in `model`; the next call in inference makes them anew."""
+    check_model("repack", model, scripted=True)
     for pack in _packs(model):
         pack.clear()
     for joint in _joints(model):
@@ -55,5 +57,6 @@ def repack(model: nn.Module) -> nn.Module:
 
 def packed_bytes(model: nn.Module) -> int:
     """Memory that packed copies in `model` take now, in bytes."""
+    check_model("packed_bytes", model, scripted=True)
     packs = sum(int(pack.nbytes) for pack in _packs(model))
     return packs + sum(int(joint.copied_bytes) for joint in _joints(model))

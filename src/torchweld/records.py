@@ -4,11 +4,13 @@
 record back, or a `RecordError` that says where the data do not fit the declared types. Nothing in a
 file is executed: a field is read because the type declares it, and what is not declared is refused.
 Fields that have their default value are left out, so files stay small and old files load.
+JSON has no infinity: where a type says float, the texts "inf", "-inf" and "nan" stand for these.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import types
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
@@ -17,6 +19,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from torchweld.errors import TorchweldError
 
 T = TypeVar("T")
+_NOT_FINITE = ("inf", "-inf", "nan")
+_LARGEST = int(sys.float_info.max)
 
 
 class RecordError(TorchweldError):
@@ -36,7 +40,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
-        raise RecordError(f"{value} cannot be saved; only finite numbers can")
+        return str(value)
     return value
 
 
@@ -66,7 +70,12 @@ def _read(kind: Any, data: Any, where: str) -> Any:
         return data
     if kind is float:
         # JSON has one kind of number; True is none.
-        if isinstance(data, (int, float)) and not isinstance(data, bool):
+        if isinstance(data, str) and data in _NOT_FINITE:
+            return float(data)
+        # What Python reads as infinite was not written by us: JSON has no such number, or 1e999.
+        if isinstance(data, float) and math.isfinite(data):
+            return data
+        if isinstance(data, int) and not isinstance(data, bool) and abs(data) <= _LARGEST:
             return float(data)
         raise _misfit(kind, data, where)
     if kind in (int, str, bool):

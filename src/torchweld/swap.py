@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchweld.arguments import check_model, check_number, check_whole, misfit
 from torchweld.blocks import parse_spec
 from torchweld.decisions import Decision
 from torchweld.discovery.found import Block
@@ -111,11 +112,7 @@ def _commit(prepared: Sequence[_Prepared]) -> None:
 
 def _plain_root(model: nn.Module) -> nn.Module:
     """The model itself, or what torch.compile has wrapped."""
-    if not isinstance(model, nn.Module):
-        raise TorchweldError(
-            f"the model is a {type(model).__name__}; expected a torch.nn.Module, or one that "
-            "torch.compile has wrapped"
-        )
+    check_model("torchweld", model)
     inner = model._modules.get("_orig_mod")
     return model if inner is None else _plain_root(inner)
 
@@ -230,7 +227,7 @@ def _try_class(module: nn.Module, kind: type) -> None:
 def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
     """Gives welded modules their own class and `__dict__` back, in place: all of them in `model`,
     or those at `paths`."""
-    wanted = None if paths is None else set(paths)
+    wanted = None if paths is None else _wanted(paths)
     found = {p: m for p, m in _plain_root(model).named_modules() if isinstance(m, Welded)}
     if wanted is not None and (unknown := sorted(wanted - found.keys())):
         raise TorchweldError(
@@ -253,6 +250,17 @@ def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
     if wanted is None:
         _plain_root(model).__dict__.pop(PLAN_KEY, None)
     return model
+
+
+def _wanted(paths: Iterable[str]) -> set[str]:
+    allowed = "paths of welded modules in a list, or None for all of them"
+    if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
+        raise misfit("undo", "paths", paths, allowed)
+    wanted = list(paths)
+    for path in wanted:
+        if not isinstance(path, str):
+            raise misfit("undo", "one of the paths", path, allowed)
+    return set(wanted)
 
 
 # ---- looking, and switching ----
@@ -318,10 +326,10 @@ def check_calls(
     """
     if (first is None) == (sample is None):
         raise TorchweldError("give either first=<number of calls> or sample=<share of calls>")
-    if first is not None and first < 0:
-        raise TorchweldError(f"first={first}; expected a number of calls, 0 for none")
-    if sample is not None and not 0.0 < sample <= 1.0:
-        raise TorchweldError(f"sample={sample}; expected 0 < sample ≤ 1; first=0 ends the checks")
+    if first is not None:
+        check_whole("check_calls", "first", first, least=0)
+    if sample is not None:
+        check_number("check_calls", "sample", sample, above=0, most=1)
     for joint in _joints(model).values():
         joint.check(Checking(first=first or 0, sample=sample or 0.0) if first != 0 else None)
     return model

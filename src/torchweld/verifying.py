@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from torchweld.arguments import check_flags, check_model
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Workload, as_workloads, first_line
 from torchweld.interrupts import is_interrupt
@@ -107,6 +108,9 @@ def verify(
     the sum over the floating outputs; modes and gradients are put back. Random numbers are the same
     for both. For one model welded and not, see `tw.check_calls` and `tw.disabled`.
     """
+    check_model("verify", reference, "reference", scripted=True)
+    check_model("verify", candidate, "candidate", scripted=True)
+    check_flags("verify", training=training)
     if reference is candidate:
         raise TorchweldError(
             "reference and candidate are the same object, which agrees with itself; give a copy "

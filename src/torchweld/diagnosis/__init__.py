@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torchweld.arguments import check_kind
 from torchweld.diagnosis.calls import replacing_call_us
 from torchweld.diagnosis.case import Case
 from torchweld.diagnosis.chains import blocks_of, linears_of, runs_of
@@ -59,6 +60,9 @@ def diagnose(profile: Profile, accounted: Account | None = None) -> tuple[Findin
     `accounted` is the profile's account, if it was made already. Rules that need the machine's
     peaks find nothing in a profile without them; its notices say so.
     """
+    check_kind("diagnose", "profile", profile, Profile, "what tw.profile or tw.read_trace returns")
+    if accounted is not None:
+        check_kind("diagnose", "accounted", accounted, Account, "what tw.account returns")
     case = _case(profile, accounted)
     steps = profile.accounted_steps
     found = [draft.finding(us / steps, case.step_us / steps) for draft, us in _drafts(case)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from torchweld.arguments import check_flags, check_model
 from torchweld.discovery.candidates import Candidates
 from torchweld.discovery.found import Block, Blocks, Call, Refusal
 from torchweld.discovery.reasons import Refused, defined_at
@@ -40,8 +41,8 @@ def find(model: nn.Module, inputs: Any, *, training: bool = False) -> Blocks:
     The model runs in eval mode without gradients, or, with `training=True`, in training mode with
     them (forward only). It is left as it was. A model on meta is found in too, unconfirmed.
     """
-    if not isinstance(model, nn.Module):
-        raise TorchweldError(f"find takes an nn.Module, not {type(model).__name__}")
+    check_model("find", model)
+    check_flags("find", training=training)
     lazy = [n for n, p in model.named_parameters() if isinstance(p, UninitializedParameter)]
     if lazy:
         raise TorchweldError(

@@ -13,7 +13,7 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -185,7 +185,9 @@ def traceable(
         if any(device.type == "meta" for device in devices):
             own = list(state.values())
         else:
-            fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            stack.callback(_forget_tensors, fake)
+            stack.enter_context(fake)
             own = [fake.from_tensor(tensor) for tensor in state.values()]
         given = [_empty(spec) for spec in specs.values()]
         stack.enter_context(_Limit())  # type: ignore[no-untyped-call]
@@ -243,7 +245,9 @@ def _first_change(module: nn.Module, signature: Signature) -> tuple[str, str]:
         with traceable(module, signature) as (state, arguments, _):
             run = functools.partial(called, module, signature)
             nodes = list(_graph(run, state, arguments).nodes)
-    except Exception:  # the functional trace went well, and a refusal without its line is one too
+    except Exception as error:  # a refusal without its line is one too
+        if says_nothing(error):
+            raise
         return "", ""
     for node in nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -265,6 +269,20 @@ def _check_functional(graph: fx.Graph) -> None:
         if target._schema.is_mutable or op.endswith(_SWAPPED):
             reason = f"{op.removeprefix('aten.')} changes a tensor in a way that cannot be followed"
             raise Refused(reason, op, source_of(node.stack_trace))
+
+
+def _forget_tensors(fake: FakeTensorMode) -> None:
+    """Drops what a mode remembers of the tensors that it has faked.
+
+    It holds weak references to them, and lives on in reference cycles until the next garbage
+    collection; until then torch.utils.swap_tensors would refuse the model's parameters.
+    """
+    converter = fake.fake_tensor_converter
+    meta = getattr(converter, "meta_converter", None)
+    for holder in (converter, meta, getattr(meta, "describer", None)):
+        for memory in vars(holder).values() if holder is not None else ():
+            if isinstance(memory, MutableMapping):
+                memory.clear()
 
 
 # Far more than a chain of the largest size has. A loop over time steps has many more, each of which

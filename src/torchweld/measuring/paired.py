@@ -6,6 +6,7 @@ from typing import Any, overload
 
 import torch
 
+from torchweld.arguments import check_number, shown
 from torchweld.errors import TorchweldError
 from torchweld.measuring.comparison import Comparison
 from torchweld.measuring.rounds import FEWEST_ROUNDS, NamedSide, Run, Settings
@@ -89,6 +90,8 @@ def compare(
     clock:      seconds, from any origin; for callables and for the budget
     """
     things = (baseline, candidate, *more)
+    check_number("compare", "budget_s", budget_s, above=0)
+    check_number("compare", "threshold", threshold, above=0)
     settings = Settings(
         min_rounds=min_rounds,
         budget_s=budget_s * (len(things) - 1),
@@ -113,9 +116,10 @@ def _names(names: Sequence[str] | None, count: int) -> list[str]:
     if names is None:
         numbered = [f"candidate {number}" for number in range(1, count)]
         return ["baseline", *(numbered if count > 2 else ["candidate"])]
-    if isinstance(names, str) or len(names) != count or len(set(names)) != count:
+    given = names if isinstance(names, (list, tuple)) else ()
+    if len({name for name in given if isinstance(name, str)}) != count or len(given) != count:
         raise TorchweldError(
-            f"names is {names!r}, and must be {count} different ones, the baseline's first; "
-            "leave it out to get baseline and candidate"
+            f"names is {list(given) if given else shown(names)}, and must be {count} different "
+            "ones, the baseline's first; leave it out to get baseline and candidate"
         )
     return list(names)

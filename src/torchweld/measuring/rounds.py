@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchweld.arguments import check_flags, check_number, check_whole, misfit
 from torchweld.errors import TorchweldError
 from torchweld.measuring.comparison import Comparison
 from torchweld.measuring.sides import CacheFlush, Clock, Side, seconds_of
@@ -62,6 +63,14 @@ class Settings:
     clock: Clock
 
     def __post_init__(self) -> None:
+        check_flags("compare", cold=self.cold, control=self.control)
+        check_whole("compare", "seed", self.seed, least=0)
+        check_whole("compare", "threads", self.threads, least=1)
+        check_whole("compare", "min_rounds", self.min_rounds, least=1)
+        if self.enough is not None:
+            check_number("compare", "enough", self.enough, above=0)
+        if not callable(self.clock):
+            raise misfit("compare", "clock", self.clock, "a function that gives seconds")
         if self.min_rounds < FEWEST_ROUNDS:
             raise TorchweldError(
                 f"min_rounds is {self.min_rounds}, and must be at least {FEWEST_ROUNDS}: fewer "
@@ -69,11 +78,7 @@ class Settings:
             )
         for name in ("budget_s", "threshold", "precision"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0.0):
-                raise TorchweldError(
-                    f"{name} is {value}, and must be a finite number above 0; leave it out for "
-                    "the default"
-                )
+            check_number("compare", name, value, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

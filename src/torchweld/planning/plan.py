@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchweld.arguments import check_path
 from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block, Refusal
 from torchweld.errors import TorchweldError
@@ -145,6 +146,7 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """The opposite of `save`."""
+        check_path("load", path)
         source = Path(path)
         try:
             data = json.loads(source.read_bytes())

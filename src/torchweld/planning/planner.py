@@ -17,6 +17,13 @@ import torch
 from torch import nn
 
 from torchweld import hardware
+from torchweld.arguments import (
+    check_flags,
+    check_kind,
+    check_model,
+    check_number,
+    check_progress,
+)
 from torchweld.decisions import Choice, Decision
 from torchweld.diagnosis import welding_bound
 from torchweld.discovery.finding import find
@@ -75,6 +82,14 @@ def plan(
     remember:      take times that were measured for the same shapes before, and keep new ones
     progress:      called with what is being done and how far it is (0 to 1)
     """
+    check_model("plan", model)
+    flags = {"training": training, "force": force, "quick": quick, "remember": remember}
+    check_flags("plan", **flags, with_compile=with_compile, packing=packing)
+    if budget_s is not None:
+        check_number("plan", "budget_s", budget_s, above=0)
+    if profile is not None:
+        check_kind("plan", "profile", profile, Profile, "what tw.profile returns")
+    check_progress("plan", progress)
     say = progress or (lambda doing, share: None)
     budget_s = budget_s if budget_s is not None else QUICK_S if quick else BUDGET_S
     workloads = as_workloads(inputs)
@@ -276,6 +291,8 @@ def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn
     out the blocks that do not fit the model. A model that is welded already is welded anew, by this
     plan alone.
     """
+    check_model("apply", model)
+    check_kind("apply", "plan", plan, Plan, "what tw.plan or tw.Plan.load returns")
     known(on_mismatch, ("raise", "verify", "skip"), "on_mismatch")
     root = getattr(model, "_orig_mod", model)
     with _unwelded(model):  # so that a plan that does not fit leaves the model as it was
@@ -363,5 +380,6 @@ def fuse(
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a model was welded by, None if there is none."""
+    check_model("plan_of", model)
     found = getattr(model, "_orig_mod", model).__dict__.get(PLAN_KEY)
     return found if isinstance(found, Plan) and decisions_of(model) else None

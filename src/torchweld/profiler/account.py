@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from torchweld.arguments import check_kind
 from torchweld.profiler.device_pricing import price_on_device
 from torchweld.profiler.pricing import Priced, price_on_cpu
 from torchweld.profiler.profile import Module, Profile, deepest_first
@@ -35,6 +36,7 @@ _UNEXPLAINED = PARTS.index("unexplained_us")
 
 def account(profile: Profile) -> Account:
     """Explains a profile."""
+    check_kind("account", "profile", profile, Profile, "what tw.profile or tw.read_trace returns")
     if profile.device is None:
         priced, step_us = price_on_cpu(profile), profile.step_us
     else:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchweld.arguments import check_flags, check_kind, check_progress, check_whole, misfit
 from torchweld.errors import TorchweldError
 from torchweld.profiler.build import Samples, build, cuda_wait, heaviest_modules
 from torchweld.profiler.collect import record
@@ -74,8 +75,14 @@ def profile(
     for every op which of the user's functions called it (`Op.where`); `progress` is called with
     what is being done and how far it is (0 to 1).
     """
-    if steps < 2:
-        raise TorchweldError(f"steps is {steps}; at least 2 are needed to see how they vary")
+    check_whole("profile", "steps", steps, least=2)  # to see how they vary
+    check_flags("profile", training=training, stacks=stacks)
+    check_progress("profile", progress)
+    if loss is not None and not callable(loss):
+        raise misfit("profile", "loss", loss, "a function of the model's output")
+    if optimizer is not None:
+        remedy = "one over the model's parameters"
+        check_kind("profile", "optimizer", optimizer, torch.optim.Optimizer, remedy)
     if isinstance(model, nn.Module):
         if inputs is None:
             raise TorchweldError(

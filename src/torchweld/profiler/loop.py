@@ -21,6 +21,7 @@ from types import TracebackType
 
 from torch import nn
 
+from torchweld.arguments import check_model, check_whole
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.interrupts import is_interrupt
 from torchweld.profiler.build import Samples, build, cuda_wait
@@ -71,16 +72,14 @@ class profiling:  # noqa: N801, used as a statement
     `wait` steps pass untouched, the last of them timed. Then come `active` rounds of an untouched
     and two profiled steps, and one step with shapes and memory; each time the profiler starts, the
     step that it meets first only warms up. Up to `active` later steps, untouched, check the
-    correction. Call `step()` at the end of every step of the loop. It never raises: what went wrong
-    is raised when the profile is asked for.
+    correction. Call `step()` at the end of every step of the loop. It raises timeouts and
+    interrupts alone: what went wrong is raised when the profile is asked for.
     """
 
     def __init__(self, model: nn.Module, *, wait: int = 5, active: int = 3) -> None:
-        if wait < 1 or active < 2:
-            raise TorchweldError(
-                f"wait is {wait} and active {active}; at least 1 step must pass before profiling "
-                "begins, and 2 are needed to see how steps vary"
-            )
+        check_model("profiling", model, scripted=True)
+        check_whole("profiling", "wait", wait, least=1)  # one step is timed before it begins
+        check_whole("profiling", "active", active, least=2)  # to see how steps vary
         self._roots = [("", model)]
         self._what = type(getattr(model, "_orig_mod", model)).__name__
         self._wait, self._active = wait, active

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from torchweld.arguments import check_path
 from torchweld.errors import TorchweldError
 from torchweld.files import read_whole, write_whole
 from torchweld.hardware import Peaks
@@ -361,6 +362,7 @@ class Profile:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
         """The opposite of `save`. A chrome trace is not a profile: `tw.read_trace` reads those."""
+        check_path("load", path)
         source = Path(path)
         try:
             data = json.loads(read_whole(source))

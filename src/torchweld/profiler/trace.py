@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from torchweld.arguments import check_path
 from torchweld.profiler.attribution import Place, attribute
 from torchweld.profiler.device import (
     covered,
@@ -33,6 +34,7 @@ from torchweld.records import RecordError, from_plain
 
 def read_trace(path: str | os.PathLike[str]) -> Profile:
     """The profile of everything in the file; raises TorchweldError for what is no trace."""
+    check_path("read_trace", path)
     with _without_garbage_collection():
         reader = TraceReader(Path(path))
         recording = reader.read()
