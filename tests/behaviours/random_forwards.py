@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from tests.behaviours.harness import difference, quiet
 from tests.behaviours.random_pieces import K, Writer
-from tests.helpers import fixed
+from tests.helpers import fixed, last_run
 
 import torchweld as tw
 from torchweld.swap import welded_paths
@@ -60,6 +60,7 @@ CALLS = (
     "m(X.requires_grad_())",
 )
 MODES = ("torch.enable_grad()", "torch.inference_mode()", "torch.autocast('cpu', torch.bfloat16)")
+UNCHANGED = 2  # calls on what was recorded, before anything else is done
 GRADIENTS = "torch.autograd.grad(m(X).sum(), list(m.parameters()), allow_unused=True)"
 
 
@@ -84,6 +85,7 @@ class Forward:
 @dataclass(kw_only=True)
 class Outcome:
     welded: bool = False
+    ran: bool = True  # the op, in the first calls, which are inside of what was recorded
     problems: list[str] = field(default_factory=list)
 
 
@@ -96,7 +98,7 @@ def generate(seed: int) -> Forward:
     source = writer.source()
     call, inputs = rng.choice([*RECORDED.items(), next(iter(RECORDED.items()))])
     training = rng.random() < 0.1
-    steps = [f"r = {call}", f"r = {call}"]
+    steps = [f"r = {call}"] * UNCHANGED
     for _ in range(3):
         steps += [_call(rng, call) for _ in range(3)]
         if writer.changes:
@@ -115,19 +117,23 @@ def _call(rng: random.Random, recorded: str) -> str:
 # ---- running ----
 
 
-def judge(seed: int) -> Outcome:
+def judge(seed: int, *, weld: bool = True) -> Outcome:
     """Both twins through all steps, compared; the outcome says what differs."""
     made = generate(seed)
     outcome = Outcome()
     plain, welded = _namespace(made), _namespace(made)
     with torch.set_grad_enabled(made.training), quiet():
         try:
-            _weld(made, welded, outcome)
+            if weld:
+                _weld(made, welded, outcome)
         except Exception as error:
             outcome.problems.append(f"welding raised {type(error).__name__}: {error}")
             return outcome
         for number, step in enumerate(made.steps):
-            want, have = _done(step, number, plain), _done(step, number, welded)
+            want, runs = _done(step, number, plain), last_run()["calls"]
+            have = _done(step, number, welded)
+            if number < UNCHANGED and outcome.welded:
+                outcome.ran &= last_run()["calls"] > runs
             wrong = difference(have, want)
             if wrong:
                 outcome.problems.append(f"step {number}, {step}: {wrong}")
