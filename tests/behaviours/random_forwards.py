@@ -34,10 +34,20 @@ RECORDED = {
     "m(torch.cat([X, X]))": ("X[:4]", "torch.cat([X, X])"),
     "m(X.view(2, 4, K))": ("X", "X.view(2, 4, K)"),
 }
+MASKED = {"m(X, mask=MASK)": ("tw.Inputs(X, mask=MASK)",)}
 # Calls that may lie outside.
 CALLS = (
     "m(X[:3])",
+    "m(X)",
     "m(X[:5])",
+    "m(X[:7])",
+    "m(LONG[1:])",
+    "m(TAGGED)",
+    "m(X, mask=X)",
+    "m(X, mask=MASK.double())",
+    "m(X, mask=MASK[:3])",
+    "m(X, mask=MASK[None])",
+    "m(X, mask=3)",
     "m(X[:1])",
     "m(X[:0])",
     "m(X[0])",
@@ -96,7 +106,7 @@ def generate(seed: int) -> Forward:
     rng = random.Random(seed)
     writer = Writer(rng)
     source = writer.source()
-    call, inputs = rng.choice([*RECORDED.items(), next(iter(RECORDED.items()))])
+    call, inputs = rng.choice(list((MASKED if writer.masked else RECORDED).items()))
     training = rng.random() < 0.1
     steps = [f"r = {call}"] * UNCHANGED
     for _ in range(3):
@@ -159,8 +169,12 @@ def _inputs() -> dict[str, Any]:
     """Fresh ones for every step: forwards may change them."""
     hard = fixed(8, K)
     hard[0, 0], hard[1, 1], hard[2] = float("nan"), float("inf"), 1e4
+    tagged = fixed(8, K)
+    tagged.tag = True  # type: ignore[attr-defined]
     return {
         "X": fixed(8, K),
+        "LONG": fixed(9, K, seed=4),
+        "TAGGED": tagged,
         "HARD": hard,
         "TALL": fixed(K, 8, seed=1),
         "WIDE": fixed(8, 2 * K, seed=2),
@@ -170,14 +184,15 @@ def _inputs() -> dict[str, Any]:
 
 
 def _weld(made: Forward, names: dict[str, Any], outcome: Outcome) -> None:
-    inputs = [eval(text, {**_inputs(), "torch": torch}) for text in made.inputs]
+    inputs = [eval(text, {**_inputs(), "torch": torch, "tw": tw}) for text in made.inputs]
     plan = tw.plan(names["m"], inputs, force=True, training=made.training, remember=False)
     tw.apply(names["m"], plan)
+    names["LOG"].clear()
     outcome.welded = "" in welded_paths(names["m"])
 
 
 def _done(step: str, number: int, names: dict[str, Any]) -> Any:
-    """What a step gives: its result and the inputs afterwards, or the type of what it raises."""
+    """What a step gives and left behind, and the inputs after it; or the type of what it raises."""
     inputs = _inputs()
     names |= {**inputs, "r": None}
     torch.manual_seed(number)
@@ -188,7 +203,8 @@ def _done(step: str, number: int, names: dict[str, Any]) -> Any:
     result = names["r"]
     if isinstance(result, torch.Tensor) and result.is_inference():
         result = result.clone()
-    return result, [t.detach() for t in inputs.values() if isinstance(t, torch.Tensor)]
+    seen = (list(names["LOG"]), getattr(names["m"], "calls", None))
+    return result, seen, [t.detach() for t in inputs.values() if isinstance(t, torch.Tensor)]
 
 
 def report(seed: int, outcome: Outcome) -> str:
