@@ -1,5 +1,6 @@
 """Parts of random forwards that read something, and what a user may do to it afterwards.
 
+An activation is replaced by atan: of large values, sin would tell rounding from rounding.
 Each part is a function of the writer: it adds globals, attributes or methods to the source, adds
 to `changes`, and gives a line of forward (activations) or an expression (reads).
 """
@@ -40,7 +41,7 @@ def _module(w: Writer) -> str:
     w.init.append(f"act{n} = {kind}")
     w.changes += [
         f"m.act{n} = nn.Softplus()",
-        f"m.act{n}.forward = torch.sin",
+        f"m.act{n}.forward = torch.atan",
         f"m.act{n}.__class__ = nn.Softsign",
     ]
     if "Leaky" in kind:
@@ -64,9 +65,9 @@ def _method(w: Writer) -> str:
     n = w.next()
     w.methods.append(f"def act{n}(self, h):\n    return {w.rng.choice(FUNCTIONS)}(h)")
     w.changes += [
-        f"m.act{n} = torch.sin",
-        f"Model.act{n} = lambda self, h: torch.sin(h)",
-        f"Model.act{n}.__code__ = (lambda self, h: torch.sin(h)).__code__",
+        f"m.act{n} = torch.atan",
+        f"Model.act{n} = lambda self, h: torch.atan(h)",
+        f"Model.act{n}.__code__ = (lambda self, h: torch.atan(h)).__code__",
     ]
     return f"h = self.act{n}(h)"
 
@@ -76,8 +77,8 @@ def _helper(w: Writer) -> str:
     w.functions.append(f"def act{n}(h):\n    return {w.rng.choice(FUNCTIONS)}(h)")
     w.functions.append(f"def outer{n}(h):\n    return act{n}(h)")
     w.changes += [
-        f"act{n} = torch.sin",
-        f"act{n}.__code__ = (lambda h: torch.sin(h)).__code__",
+        f"act{n} = torch.atan",
+        f"act{n}.__code__ = (lambda h: torch.atan(h)).__code__",
     ]
     return f"h = {w.rng.choice(('act', 'outer'))}{n}(h)"
 
@@ -92,22 +93,22 @@ def _helper_with_default(w: Writer) -> str:
 def _table(w: Writer) -> str:
     n = w.next()
     w.globals.append(f"ACTS{n} = {{'act': {w.rng.choice(FUNCTIONS)}}}")
-    w.changes += [f"ACTS{n}['act'] = torch.sin", f"ACTS{n} = {{'act': torch.sin}}"]
+    w.changes += [f"ACTS{n}['act'] = torch.atan", f"ACTS{n} = {{'act': torch.atan}}"]
     return f"h = ACTS{n}['act'](h)"
 
 
 def _named_by_config(w: Writer) -> str:
     n = w.next()
-    w.globals.append(f"ACTS{n} = {{'relu': F.relu, 'sin': torch.sin}}")
+    w.globals.append(f"ACTS{n} = {{'relu': F.relu, 'atan': torch.atan}}")
     w.config.append(f"act{n} = 'relu'")
-    w.changes += [f"m.config.act{n} = 'sin'", f"ACTS{n}['relu'] = torch.sin"]
+    w.changes += [f"m.config.act{n} = 'atan'", f"ACTS{n}['relu'] = torch.atan"]
     return f"h = ACTS{n}[self.config.act{n}](h)"
 
 
 def _attribute(w: Writer) -> str:
     n = w.next()
     w.init.append(f"fn{n} = {w.rng.choice(FUNCTIONS)}")
-    w.changes.append(f"m.fn{n} = torch.sin")
+    w.changes.append(f"m.fn{n} = torch.atan")
     return f"h = self.fn{n}(h)"
 
 
@@ -135,7 +136,7 @@ def _callable_object(w: Writer) -> str:
     text = f"class Act{n}:\n    slope = 0.1\n    def __call__(self, h):\n"
     w.functions.append(text + "        return F.leaky_relu(h, self.slope)")
     w.init.append(f"act{n} = Act{n}()")
-    w.changes += [f"m.act{n}.slope = 0.9", f"Act{n}.slope = 0.9", f"m.act{n} = torch.sin"]
+    w.changes += [f"m.act{n}.slope = 0.9", f"Act{n}.slope = 0.9", f"m.act{n} = torch.atan"]
     return f"h = self.act{n}(h)"
 
 
