@@ -296,7 +296,10 @@ def _values_differ(got: Any, want: Any) -> str:
 
 
 def _in_words(value: Any) -> str:
-    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    def short(leaf: Any) -> Any:
+        return f"tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else leaf
+
+    return repr(tree_map(short, value))
 
 
 def _tensors_differ(got: Any, want: Tensor) -> str:

@@ -71,6 +71,7 @@ CALLS = (
 )
 MODES = ("torch.enable_grad()", "torch.inference_mode()", "torch.autocast('cpu', torch.bfloat16)")
 UNCHANGED = 2  # calls on what was recorded, before anything else is done
+NOT_WITH_GRADIENTS = ("out=", ".chunk(", ".unbind(")  # torch itself raises
 GRADIENTS = "torch.autograd.grad(m(X).sum(), list(m.parameters()), allow_unused=True)"
 
 
@@ -107,7 +108,7 @@ def generate(seed: int) -> Forward:
     writer = Writer(rng)
     source = writer.source()
     call, inputs = rng.choice(list((MASKED if writer.masked else RECORDED).items()))
-    training = rng.random() < 0.1
+    training = rng.random() < 0.1 and not any(text in source for text in NOT_WITH_GRADIENTS)
     steps = [f"r = {call}"] * UNCHANGED
     for _ in range(3):
         steps += [_call(rng, call) for _ in range(3)]
