@@ -17,6 +17,7 @@ from tests.behaviours.harness import (
     Steps,
     X,
     before_and_after,
+    either,
     on_other_inputs,
     welded,
 )
@@ -151,7 +152,7 @@ def a_decorator_with_a_setting_that_changes() -> Steps:
     yield model(X)
 
 
-@welded
+@either
 def forward_under_the_no_grad_decorator() -> Steps:
     class Model(Mlp):
         @torch.no_grad()

@@ -69,7 +69,6 @@ _not_for_ordinary_numbers("a_clamp_far_away", "F.relu(h).clamp(max=60000.0)")
 _not_for_ordinary_numbers("a_fill_of_what_is_nan", "F.relu(h).masked_fill(h != h, 0.0)")
 _not_for_ordinary_numbers("where_it_is_finite", "torch.where(h.isfinite(), F.relu(h), 0.0)")
 _not_for_ordinary_numbers("relu_by_where", "torch.where(h > 0, h, 0.0)")
-_not_for_ordinary_numbers("relu_by_a_mask", "h * (h > 0)")
 
 
 @refused("")

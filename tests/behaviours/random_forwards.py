@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from tests.behaviours.harness import difference, quiet
 from tests.behaviours.random_pieces import K, Writer
-from tests.helpers import fixed
+from tests.helpers import fixed, last_run
 
 import torchweld as tw
 from torchweld.swap import welded_paths
@@ -34,10 +34,20 @@ RECORDED = {
     "m(torch.cat([X, X]))": ("X[:4]", "torch.cat([X, X])"),
     "m(X.view(2, 4, K))": ("X", "X.view(2, 4, K)"),
 }
+MASKED = {"m(X, mask=MASK)": ("tw.Inputs(X, mask=MASK)",)}
 # Calls that may lie outside.
 CALLS = (
     "m(X[:3])",
+    "m(X)",
     "m(X[:5])",
+    "m(X[:7])",
+    "m(LONG[1:])",
+    "m(TAGGED)",
+    "m(X, mask=X)",
+    "m(X, mask=MASK.double())",
+    "m(X, mask=MASK[:3])",
+    "m(X, mask=MASK[None])",
+    "m(X, mask=3)",
     "m(X[:1])",
     "m(X[:0])",
     "m(X[0])",
@@ -60,6 +70,8 @@ CALLS = (
     "m(X.requires_grad_())",
 )
 MODES = ("torch.enable_grad()", "torch.inference_mode()", "torch.autocast('cpu', torch.bfloat16)")
+UNCHANGED = 2  # calls on what was recorded, before anything else is done
+NOT_WITH_GRADIENTS = ("out=", ".chunk(", ".unbind(")  # torch itself raises
 GRADIENTS = "torch.autograd.grad(m(X).sum(), list(m.parameters()), allow_unused=True)"
 
 
@@ -84,6 +96,7 @@ class Forward:
 @dataclass(kw_only=True)
 class Outcome:
     welded: bool = False
+    ran: bool = True  # the op, in the first calls, which are inside of what was recorded
     problems: list[str] = field(default_factory=list)
 
 
@@ -94,9 +107,9 @@ def generate(seed: int) -> Forward:
     rng = random.Random(seed)
     writer = Writer(rng)
     source = writer.source()
-    call, inputs = rng.choice([*RECORDED.items(), next(iter(RECORDED.items()))])
-    training = rng.random() < 0.1
-    steps = [f"r = {call}", f"r = {call}"]
+    call, inputs = rng.choice(list((MASKED if writer.masked else RECORDED).items()))
+    training = rng.random() < 0.1 and not any(text in source for text in NOT_WITH_GRADIENTS)
+    steps = [f"r = {call}"] * UNCHANGED
     for _ in range(3):
         steps += [_call(rng, call) for _ in range(3)]
         if writer.changes:
@@ -115,19 +128,23 @@ def _call(rng: random.Random, recorded: str) -> str:
 # ---- running ----
 
 
-def judge(seed: int) -> Outcome:
+def judge(seed: int, *, weld: bool = True) -> Outcome:
     """Both twins through all steps, compared; the outcome says what differs."""
     made = generate(seed)
     outcome = Outcome()
     plain, welded = _namespace(made), _namespace(made)
     with torch.set_grad_enabled(made.training), quiet():
         try:
-            _weld(made, welded, outcome)
+            if weld:
+                _weld(made, welded, outcome)
         except Exception as error:
             outcome.problems.append(f"welding raised {type(error).__name__}: {error}")
             return outcome
         for number, step in enumerate(made.steps):
-            want, have = _done(step, number, plain), _done(step, number, welded)
+            want, runs = _done(step, number, plain), last_run()["calls"]
+            have = _done(step, number, welded)
+            if number < UNCHANGED and outcome.welded:
+                outcome.ran &= last_run()["calls"] > runs
             wrong = difference(have, want)
             if wrong:
                 outcome.problems.append(f"step {number}, {step}: {wrong}")
@@ -153,8 +170,12 @@ def _inputs() -> dict[str, Any]:
     """Fresh ones for every step: forwards may change them."""
     hard = fixed(8, K)
     hard[0, 0], hard[1, 1], hard[2] = float("nan"), float("inf"), 1e4
+    tagged = fixed(8, K)
+    tagged.tag = True  # type: ignore[attr-defined]
     return {
         "X": fixed(8, K),
+        "LONG": fixed(9, K, seed=4),
+        "TAGGED": tagged,
         "HARD": hard,
         "TALL": fixed(K, 8, seed=1),
         "WIDE": fixed(8, 2 * K, seed=2),
@@ -164,14 +185,15 @@ def _inputs() -> dict[str, Any]:
 
 
 def _weld(made: Forward, names: dict[str, Any], outcome: Outcome) -> None:
-    inputs = [eval(text, {**_inputs(), "torch": torch}) for text in made.inputs]
+    inputs = [eval(text, {**_inputs(), "torch": torch, "tw": tw}) for text in made.inputs]
     plan = tw.plan(names["m"], inputs, force=True, training=made.training, remember=False)
     tw.apply(names["m"], plan)
+    names["LOG"].clear()
     outcome.welded = "" in welded_paths(names["m"])
 
 
 def _done(step: str, number: int, names: dict[str, Any]) -> Any:
-    """What a step gives: its result and the inputs afterwards, or the type of what it raises."""
+    """What a step gives and left behind, and the inputs after it; or the type of what it raises."""
     inputs = _inputs()
     names |= {**inputs, "r": None}
     torch.manual_seed(number)
@@ -182,7 +204,8 @@ def _done(step: str, number: int, names: dict[str, Any]) -> Any:
     result = names["r"]
     if isinstance(result, torch.Tensor) and result.is_inference():
         result = result.clone()
-    return result, [t.detach() for t in inputs.values() if isinstance(t, torch.Tensor)]
+    seen = (list(names["LOG"]), getattr(names["m"], "calls", None))
+    return result, seen, [t.detach() for t in inputs.values() if isinstance(t, torch.Tensor)]
 
 
 def report(seed: int, outcome: Outcome) -> str:

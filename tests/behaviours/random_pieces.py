@@ -7,13 +7,11 @@ A piece adds what it needs to the source (globals, attributes, methods), gives a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+
+from tests.behaviours.random_parts import ACTIVATIONS, READS
 
 K = 8  # features that come in
 WIDTHS = (8, 8, 12)
-
-FUNCTIONS = ("F.relu", "F.gelu", "F.silu", "torch.tanh", "torch.sigmoid")
-MODULES = ("nn.ReLU()", "nn.GELU()", "nn.SiLU()", "nn.Tanh()", "nn.LeakyReLU(0.1)")
 
 # What a branch does to a value that is not to be done when recorded.
 EFFECTS = (
@@ -46,6 +44,9 @@ EDITS = (
     "x.view(-1).clamp_(-50, 50)",
 )
 
+# What is done besides computing.
+NOTES = ("LOG.append(len(x))", "LOG.append(h.dim())", "self.calls = getattr(self, 'calls', 0) + 1")
+
 # Questions about the call: (the question, what else the source needs).
 QUESTIONS = (
     "flag",
@@ -68,6 +69,20 @@ QUESTIONS = (
     "torch.is_autocast_enabled('cpu')",
     "self.l0.bias is None",
     "self.l0.weight.requires_grad is False",
+    "x.storage_offset() != 0",
+    "mask is x",
+    "type(self) is not Model",
+    "not isinstance(x, torch.Tensor) or type(x) is not torch.Tensor",
+    "hasattr(x, 'tag')",
+)
+# Of a mask that every recorded call gives, and that does not enter the result.
+MASK_QUESTIONS = (
+    "mask is None",
+    "mask is x",
+    "mask.shape[0] == 3",
+    "mask.dim() == 3",
+    "mask.dtype == torch.float64",
+    "not isinstance(mask, torch.Tensor)",
 )
 
 
@@ -77,32 +92,33 @@ class Writer:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.changes: list[str] = []
-        self._globals: list[str] = []
-        self._functions: list[str] = []
-        self._config: list[str] = ["unread = 0"]
-        self._class: list[str] = []
-        self._methods: list[str] = []
-        self._init: list[str] = []
+        self.globals: list[str] = []
+        self.functions: list[str] = []
+        self.config: list[str] = ["unread = 0"]
+        self.of_class: list[str] = []
+        self.methods: list[str] = []
+        self.init: list[str] = []
         self._forward: list[str] = []
         self._number = 0
+        self.masked = rng.random() < 0.1  # every recorded call gives a mask
 
     def source(self) -> str:
         self._write_layers()
         self._write_changes_of_any_module()
         # Some forwards take nothing beside x.
-        simple = not any("flag" in line or "mask" in line for line in self._forward)
-        plain = simple and self.rng.random() < 0.5
+        given = self.masked or any("flag" in line or "mask" in line for line in self._forward)
+        plain = not given and self.rng.random() < 0.5
         signature = "self, x" if plain else "self, x, flag=False, mask=None"
         blocks = [
             ["import copy, functools, math", "import torch", "import torch.nn.functional as F"],
             ["from torch import nn", ""],
-            [*self._globals, ""],
-            ["class Config:", "    def __init__(self):", *_in(self._config, 2, "self.")],
-            *[["", text] for text in self._functions],
-            ["", "class Model(nn.Module):", *_in(self._class, 1)],
+            ["LOG = []", *self.globals, ""],
+            ["class Config:", "    def __init__(self):", *_in(self.config, 2, "self.")],
+            *[["", text] for text in self.functions],
+            ["", "class Model(nn.Module):", *_in(self.of_class, 1)],
             ["    def __init__(self):", "        super().__init__()"],
-            ["        self.config = Config()", *_in(self._init, 2, "self.")],
-            *[_in(text.splitlines(), 1) for text in self._methods],
+            ["        self.config = Config()", *_in(self.init, 2, "self.")],
+            *[_in(text.splitlines(), 1) for text in self.methods],
             [f"    def forward({signature}):", *_in(self._forward, 2)],
         ]
         return "\n".join(line for block in blocks for line in block) + "\n"
@@ -117,7 +133,7 @@ class Writer:
         self._maybe_branch("x")
         for i in range(count):
             value = "x" if i == 0 else "h"
-            self._init.append(f"l{i} = nn.Linear({sizes[i]}, {sizes[i + 1]})")
+            self.init.append(f"l{i} = nn.Linear({sizes[i]}, {sizes[i + 1]})")
             self._forward.append(f"h = self.l{i}({value})")
             if i in edits:
                 self._forward.append(rng.choice(EDITS).format(v="h"))
@@ -126,25 +142,30 @@ class Writer:
             self._maybe_branch("h")
         if rng.random() < 0.1 and sizes[-1] == K:
             self._forward.append("h = x + h")
+        if rng.random() < 0.15 and sizes[:3] == [K, K, K]:
+            self.init.append("l1.weight = self.l0.weight")
+            self.changes += ["m.l1.weight = nn.Parameter(2.0 * m.l1.weight.detach())"] * 3
+        if rng.random() < 0.06:
+            self._forward.append(rng.choice(NOTES))
         self._write_scale()
         self._write_return()
 
     def _write_activation(self) -> None:
-        self._forward.append(self.rng.choice(_ACTIVATIONS)(self))
+        self._forward.append(self.rng.choice(ACTIVATIONS)(self))
 
     def _write_scale(self) -> None:
-        n, rng = self._next(), self.rng
+        n, rng = self.next(), self.rng
         where = rng.choice(("", "", "", "self", "config", "global", "number"))
         if where == "self":
-            self._init.append(f"s{n} = 0.5")
+            self.init.append(f"s{n} = 0.5")
             self.changes.append(f"m.s{n} = 3.0")
             self._forward.append(f"h = h * self.s{n}")
         elif where == "config":
-            self._config.append(f"s{n} = 0.5")
+            self.config.append(f"s{n} = 0.5")
             self.changes.append(f"m.config.s{n} = 3.0")
             self._forward.append(f"h = self.config.s{n} * h")
         elif where == "global":
-            self._globals.append(f"S{n} = 4")
+            self.globals.append(f"S{n} = 4")
             self.changes.append(f"S{n} = 9")
             self._forward.append(f"h = h / math.sqrt(S{n})")
         elif where == "number":
@@ -152,10 +173,10 @@ class Writer:
 
     def _write_return(self) -> None:
         if self.rng.random() < 0.2:
-            n, question = self._next(), self._question()
+            n, question = self.next(), self._question()
             text = f"def finish{n}(self, x, h, flag=False, mask=None):\n"
             text += f"    return h.tanh() if {question} else h"
-            self._functions.append(text)
+            self.functions.append(text)
             given = ", flag, mask" if "flag" in question or "mask" in question else ""
             self._forward.append(f"return finish{n}(self, x, h{given})")
             self.changes.append(f"finish{n} = lambda self, x, h, *a: h + 1.0")
@@ -181,11 +202,14 @@ class Writer:
             self._forward.append(f"if {question}: {effect}")
 
     def _question(self) -> str:
+        if self.masked and self.rng.random() < 0.6:
+            return self.rng.choice(MASK_QUESTIONS)
         if self.rng.random() < 0.45:
-            return self.rng.choice(QUESTIONS)
-        return self.rng.choice(_READS)(self)
+            questions = [text for text in QUESTIONS if not (self.masked and "mask" in text)]
+            return self.rng.choice(questions)
+        return self.rng.choice(READS)(self)
 
-    def _next(self) -> int:
+    def next(self) -> int:
         self._number += 1
         return self._number
 
@@ -217,204 +241,6 @@ class Writer:
             ],
             2,
         )
-
-
-# ---- activations: each gives a line of forward ----
-
-
-def _function(w: Writer) -> str:
-    return f"h = {w.rng.choice(FUNCTIONS)}(h)"
-
-
-def _in_place(w: Writer) -> str:
-    return w.rng.choice(("h.relu_()", "h = F.relu_(h)", "F.relu(h, inplace=True)", "h.tanh_()"))
-
-
-def _module(w: Writer) -> str:
-    n, kind = w._next(), w.rng.choice(MODULES)
-    w._init.append(f"act{n} = {kind}")
-    w.changes += [
-        f"m.act{n} = nn.Softplus()",
-        f"m.act{n}.forward = torch.sin",
-        f"m.act{n}.__class__ = nn.Softsign",
-    ]
-    if "Leaky" in kind:
-        w.changes += [f"m.act{n}.negative_slope = 0.7"] * 2
-    return f"h = self.act{n}(h)"
-
-
-def _sequential(w: Writer) -> str:
-    n = w._next()
-    w._init.append(f"seq{n} = nn.Sequential({w.rng.choice(MODULES)})")
-    w.changes += [
-        f"m.seq{n}.append(nn.Softsign())",
-        f"m.seq{n}[0] = nn.Softsign()",
-        f"m.seq{n}.insert(0, nn.Softsign())",
-        f"del m.seq{n}[0]",
-    ]
-    return f"h = self.seq{n}(h)"
-
-
-def _method(w: Writer) -> str:
-    n = w._next()
-    w._methods.append(f"def act{n}(self, h):\n    return {w.rng.choice(FUNCTIONS)}(h)")
-    w.changes += [
-        f"m.act{n} = torch.sin",
-        f"Model.act{n} = lambda self, h: torch.sin(h)",
-        f"Model.act{n}.__code__ = (lambda self, h: torch.sin(h)).__code__",
-    ]
-    return f"h = self.act{n}(h)"
-
-
-def _helper(w: Writer) -> str:
-    n = w._next()
-    w._functions.append(f"def act{n}(h):\n    return {w.rng.choice(FUNCTIONS)}(h)")
-    w._functions.append(f"def outer{n}(h):\n    return act{n}(h)")
-    w.changes += [
-        f"act{n} = torch.sin",
-        f"act{n}.__code__ = (lambda h: torch.sin(h)).__code__",
-    ]
-    return f"h = {w.rng.choice(('act', 'outer'))}{n}(h)"
-
-
-def _helper_with_default(w: Writer) -> str:
-    n = w._next()
-    w._functions.append(f"def act{n}(h, slope=0.1):\n    return F.leaky_relu(h, slope)")
-    w.changes.append(f"act{n}.__defaults__ = (0.9,)")
-    return f"h = act{n}(h)"
-
-
-def _table(w: Writer) -> str:
-    n = w._next()
-    w._globals.append(f"ACTS{n} = {{'act': {w.rng.choice(FUNCTIONS)}}}")
-    w.changes += [f"ACTS{n}['act'] = torch.sin", f"ACTS{n} = {{'act': torch.sin}}"]
-    return f"h = ACTS{n}['act'](h)"
-
-
-def _named_by_config(w: Writer) -> str:
-    n = w._next()
-    w._globals.append(f"ACTS{n} = {{'relu': F.relu, 'sin': torch.sin}}")
-    w._config.append(f"act{n} = 'relu'")
-    w.changes += [f"m.config.act{n} = 'sin'", f"ACTS{n}['relu'] = torch.sin"]
-    return f"h = ACTS{n}[self.config.act{n}](h)"
-
-
-def _attribute(w: Writer) -> str:
-    n = w._next()
-    w._init.append(f"fn{n} = {w.rng.choice(FUNCTIONS)}")
-    w.changes.append(f"m.fn{n} = torch.sin")
-    return f"h = self.fn{n}(h)"
-
-
-def _partial(w: Writer) -> str:
-    n = w._next()
-    w._init.append(f"fn{n} = functools.partial(F.leaky_relu, negative_slope=0.1)")
-    w.changes.append(f"m.fn{n}.keywords['negative_slope'] = 0.9")
-    return f"h = self.fn{n}(h)"
-
-
-_ACTIVATIONS: tuple[Callable[[Writer], str], ...] = (
-    _function,
-    _function,
-    _in_place,
-    _module,
-    _sequential,
-    _method,
-    _helper,
-    _helper_with_default,
-    _table,
-    _named_by_config,
-    _attribute,
-    _partial,
-)
-
-
-# ---- questions about what can change: each gives an expression that is false at first ----
-
-
-def _instance(w: Writer) -> str:
-    n = w._next()
-    w._init.append(f"a{n} = False")
-    w.changes.append(f"m.a{n} = True")
-    return f"self.a{n}"
-
-
-def _of_class(w: Writer) -> str:
-    n = w._next()
-    w._class.append(f"c{n} = False")
-    w.changes += [f"m.c{n} = True", f"Model.c{n} = True"]
-    return w.rng.choice((f"self.c{n}", f"type(self).c{n}", f"Model.c{n}"))
-
-
-def _of_config(w: Writer) -> str:
-    n = w._next()
-    w._config.append(f"f{n} = False")
-    w.changes += [f"m.config.f{n} = True", f"m.config = Config(); m.config.f{n} = True"]
-    return f"self.config.f{n}"
-
-
-def _global(w: Writer) -> str:
-    n = w._next()
-    w._globals.append(f"G{n} = False")
-    w.changes.append(f"G{n} = True")
-    return f"G{n}"
-
-
-def _entry(w: Writer) -> str:
-    n = w._next()
-    w._init.append(f"held{n} = {{}}")
-    w.changes.append(f"m.held{n}['on'] = True")
-    return f"self.held{n}.get('on')"
-
-
-def _length(w: Writer) -> str:
-    n = w._next()
-    w._globals.append(f"LIST{n} = []")
-    w.changes.append(f"LIST{n}.append(1)")
-    return f"len(LIST{n}) > 0"
-
-
-def _absent(w: Writer) -> str:
-    n = w._next()
-    w.changes += [f"m.g{n} = True", f"Model.g{n} = True"]
-    return w.rng.choice((f"getattr(self, 'g{n}', False)", f"hasattr(self, 'g{n}')"))
-
-
-def _computed_name(w: Writer) -> str:
-    n = w._next()
-    w._class.append(f"k{n} = False")
-    w.changes.append(f"m.k{n} = True")
-    return f"getattr(self, 'k' + str({n}))"
-
-
-def _property(w: Writer) -> str:
-    n = w._next()
-    w._class.append(f"_p{n} = False")
-    w._methods.append(f"@property\ndef p{n}(self):\n    return self._p{n}")
-    w.changes += [f"m._p{n} = True", f"Model.p{n} = True"]
-    return f"self.p{n}"
-
-
-def _asked_by_helper(w: Writer) -> str:
-    n = w._next()
-    w._init.append(f"a{n} = False")
-    w._functions.append(f"def asked{n}(module):\n    return module.a{n}")
-    w.changes += [f"m.a{n} = True", f"asked{n} = lambda module: True"]
-    return f"asked{n}(self)"
-
-
-_READS: tuple[Callable[[Writer], str], ...] = (
-    _instance,
-    _of_class,
-    _of_config,
-    _global,
-    _entry,
-    _length,
-    _absent,
-    _computed_name,
-    _property,
-    _asked_by_helper,
-)
 
 
 def _in(lines: list[str], depth: int, prefix: str = "") -> list[str]:

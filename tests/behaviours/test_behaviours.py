@@ -10,8 +10,10 @@ import importlib
 from pathlib import Path
 
 import pytest
-from tests.behaviours.harness import CASES, Case, outcome_of
+from tests.behaviours.harness import CASES, Case, Mlp, Steps, X, outcome_of
 from tests.helpers import ISAS
+
+from torchweld.swap import is_welded
 
 for _file in sorted(Path(__file__).parent.glob("cases_*.py")):
     importlib.import_module(f"tests.behaviours.{_file.stem}")
@@ -26,6 +28,34 @@ pytestmark = [
 def test_a_welded_model_gives_what_the_original_gives(case: Case) -> None:
     problems = outcome_of(case).problems
     assert not problems, "\n".join(problems)
+
+
+def test_a_lie_would_be_found() -> None:
+    """The harness itself: a result that betrays whether the model is welded is a problem."""
+
+    def lying() -> Steps:
+        model = yield Mlp()
+        yield model(X) + is_welded(model)
+
+    def telling() -> Steps:
+        model = yield Mlp()
+        yield model(X)
+        yield is_welded(model)
+
+    def unwilling() -> Steps:
+        model = yield Mlp()
+        if is_welded(model):
+            raise RuntimeError("welded")
+        yield model(X)
+
+    def honest() -> Steps:
+        model = yield Mlp()
+        yield model(X)
+
+    for steps in (lying, telling, unwilling):
+        assert outcome_of(Case(steps=steps, expect="welded", inputs=X)).problems
+    assert outcome_of(Case(steps=honest, expect="refused", inputs=X)).problems
+    assert not outcome_of(Case(steps=honest, expect="welded", inputs=X)).problems
 
 
 def test_names_are_unique() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from tests.behaviours.random_forwards import Outcome, judge, report
+from tests.behaviours.random_forwards import Outcome, generate, judge, report
 from tests.helpers import ISAS
 
 pytestmark = [
@@ -14,6 +14,17 @@ pytestmark = [
 ]
 
 SUITE, ALL, AT_ONCE = 500, 10_000, 50
+
+
+def test_twins_that_are_not_welded_agree() -> None:
+    """Else a difference would say nothing about welding."""
+    for seed in range(20):
+        assert not judge(seed, weld=False).problems
+
+
+def test_a_seed_makes_the_same_forward_every_time() -> None:
+    assert generate(7) == generate(7)
+    assert len({generate(seed).source for seed in range(50)}) > 45
 
 
 @functools.cache
@@ -27,19 +38,24 @@ def _assert_right(first: int, count: int) -> None:
     assert not wrong, f"{len(wrong)} of {count} are wrong; the first is\n{wrong[0]}"
 
 
+def _assert_welded(first: int, count: int) -> None:
+    welded = [one for one in map(outcome_of, range(first, first + count)) if one.welded]
+    assert len(welded) >= 0.4 * count, f"{len(welded)} of {count} are welded"
+    ran = sum(one.ran for one in welded)
+    assert ran >= 0.95 * len(welded), f"the op ran in {ran} of {len(welded)}"
+
+
 @pytest.mark.parametrize("first", range(0, SUITE, AT_ONCE))
 def test_random_forwards_give_what_their_twins_give(first: int) -> None:
     _assert_right(first, AT_ONCE)
 
 
-def test_enough_of_them_are_welded() -> None:
-    welded = sum(outcome_of(seed).welded for seed in range(SUITE))
-    assert welded >= 0.4 * SUITE, f"{welded} of {SUITE}"
+def test_enough_of_them_are_welded_and_run_the_op() -> None:
+    _assert_welded(0, SUITE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(SUITE, ALL, SUITE))
 def test_many_random_forwards_give_what_their_twins_give(first: int) -> None:
     _assert_right(first, SUITE)
-    welded = sum(outcome_of(seed).welded for seed in range(first, first + SUITE))
-    assert welded >= 0.4 * SUITE, f"{welded} of {SUITE}"
+    _assert_welded(first, SUITE)
