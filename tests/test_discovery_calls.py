@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torchweld.discovery import recording
 from torchweld.discovery.candidates import read_chain
 from torchweld.discovery.confirming import disagreement
-from torchweld.discovery.finding import find, reread
+from torchweld.discovery.finding import find
 from torchweld.discovery.found import Block, Call, Refusal
 from torchweld.discovery.reading import read
+from torchweld.discovery.rereading import reread
 from torchweld.discovery.tracing import trace
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Inputs, record

@@ -110,12 +110,11 @@ def operations() -> dict[str, Callable[[], tuple[nn.Module, Callable[[nn.Module]
 @pytest.mark.parametrize("name", operations())
 def test_an_interrupt_at_any_line_leaves_everything_as_it_was(name: str) -> None:
     build = operations()[name]
-    model, operation = build()
-    operation(model)  # what is made once is made
-    model, operation = build()
-    counting = Lines()
-    with torch.random.fork_rng():
-        counting.run(operation, model)
+    for _ in range(3):  # what is made once is made by then
+        counting = Lines()
+        model, operation = build()
+        with torch.random.fork_rng():
+            counting.run(operation, model)
     model, operation = build()
     # The last lines are those that put things back.
     total = counting.count
