@@ -18,13 +18,13 @@ from tests.discovery_zoo import H, K, N
 from torch import Tensor, nn
 
 from torchweld.discovery import recording
-from torchweld.discovery.validity import read_chain
 from torchweld.discovery.confirming import disagreement
 from torchweld.discovery.finding import find
-from torchweld.discovery.rereading import reread
 from torchweld.discovery.found import Block, Call, Refusal
 from torchweld.discovery.reading import read
+from torchweld.discovery.rereading import reread
 from torchweld.discovery.tracing import trace
+from torchweld.discovery.validity import read_chain
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Inputs, record
 from torchweld.records import from_plain, to_plain
@@ -225,9 +225,10 @@ def test_an_error_in_the_run_leaves_the_model_as_it_was() -> None:
     assert model.training
 
 
-def test_a_training_step_leaves_no_gradients_and_says_what_it_changed() -> None:
+def test_a_training_step_leaves_neither_gradients_nor_steps() -> None:
     model = zoo.Functional(F.relu)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
 
     def step(m: nn.Module) -> None:
         with torch.enable_grad():
@@ -237,7 +238,24 @@ def test_a_training_step_leaves_no_gradients_and_says_what_it_changed() -> None:
     blocks = find(model, step)
     assert [block.path for block in blocks] == [""]
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert "the workload changed parameters of the model: they stay changed" in blocks.notices
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_a_workload_that_changes_weights_is_told_of() -> None:
+    model = zoo.Functional(F.relu)
+
+    def change(m: nn.Module) -> None:
+        m(X)
+        m.a.weight.add_(1)
+
+    notices = find(model, change).notices
+    assert "the workload changed parameters of the model: they stay changed" in notices
+
+
+def test_a_callable_that_runs_another_model_than_it_was_given_is_told_so() -> None:
+    model = zoo.Functional(F.relu)
+    with pytest.raises(TorchweldError, match="lambda m: m\\(x\\), and not lambda m: model\\(x\\)"):
+        find(model, lambda m: model(X))
 
 
 def test_fake_tensors_do_not_stay_in_attributes() -> None:

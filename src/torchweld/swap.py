@@ -7,14 +7,16 @@ Parameters, buffers, names and hooks stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from torchweld.apart import Apart
 from torchweld.arguments import check_model, check_number, check_whole, misfit
 from torchweld.blocks import parse_spec
 from torchweld.decisions import Decision
@@ -52,16 +54,96 @@ class Stats:
     copied_bytes: int = 0
 
 
+# ---- swapping ----
+
+
+def set_face(module: nn.Module, kind: type, joint: Joint | None) -> None:
+    """Gives a module a class and what welding keeps in it.
+
+    In this order, so that nobody who calls it meanwhile meets a welded class without its joint.
+    """
+    if joint is not None:
+        module.__dict__[KEY] = joint
+    object.__setattr__(module, "__class__", kind)
+    if joint is None:
+        module.__dict__.pop(KEY, None)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def all_or_nothing(function: Callable[P, T]) -> Callable[P, T]:
+    """Whatever is raised, an interrupt too, leaves the model welded as it was.
+
+    Of a function whose first argument is `model`.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        root = _plain_root(args[0] if args else kwargs.get("model"))
+        faces = [(m, type(m), m.__dict__.get(KEY)) for m in root.modules()]
+        plan = root.__dict__.get(PLAN_KEY)
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            for module, kind, joint in faces:
+                if type(module) is not kind or module.__dict__.get(KEY) is not joint:
+                    set_face(module, kind, joint)
+            if plan is not None:
+                root.__dict__[PLAN_KEY] = plan
+            else:
+                root.__dict__.pop(PLAN_KEY, None)
+            raise
+
+    return wrapped
+
+
 # ---- welding ----
 
 
+@all_or_nothing
 def weld(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
     """Welds the modules that `decisions` name, in place, and returns the model.
 
     A block that is welded already is welded anew; others stay as they are. If any decision does not
     fit the model, a TorchweldError lists everything that is wrong, and nothing is changed.
     """
+    with Apart() as apart:  # where no interrupt can leave the tracer halfway
+        prepared = apart(_prepared, _plain_root(model), decisions)
+    _swap(prepared, [])
+    return model
+
+
+@all_or_nothing
+def reweld(model: nn.Module, decisions: Iterable[Decision], plan: object = None) -> nn.Module:
+    """As `weld`, and undoes all that the decisions do not name; notes the plan it was done by.
+
+    Everything is prepared first: whoever calls the model meanwhile meets the original code, or what
+    was welded before, or what is welded now.
+    """
     root = _plain_root(model)
+    with Apart() as apart:
+        prepared = apart(_prepared, root, decisions)
+    named = {id(one.module) for one in prepared}
+    others = [m for m in root.modules() if isinstance(m, Welded) and id(m) not in named]
+    _refuse_odd(others)
+    _swap(prepared, others)
+    if plan is None:
+        root.__dict__.pop(PLAN_KEY, None)
+    else:
+        root.__dict__[PLAN_KEY] = plan
+    return model
+
+
+class _Prepared(NamedTuple):
+    module: nn.Module
+    kind: type
+    joint: Joint
+
+
+def _prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]:
+    """What is to be welded; raises with everything that is wrong."""
     prepared: list[_Prepared] = []
     problems: list[str] = []
     for decision in decisions:
@@ -84,33 +166,22 @@ def weld(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
         raise TorchweldError(
             f"nothing was welded, because decisions do not fit the model:\n{listed}"
         )
-    _commit(prepared)
-    return model
+    return prepared
 
 
-class _Prepared(NamedTuple):
-    module: nn.Module
-    kind: type
-    joint: Joint
+def _swap(welded: Sequence[_Prepared], undone: Sequence[nn.Module]) -> None:
+    """Swaps module by module. Each runs one code or the other at every moment, never a mixture."""
+    before = [m.__dict__.get(KEY) for m in (*(one.module for one in welded), *undone)]
+    for module, kind, joint in welded:
+        set_face(module, kind, joint)
+    for module in undone:
+        release(module)
+    for joint_before in before:
+        if joint_before is not None:
+            joint_before.drop_copies()
 
 
-def _commit(prepared: Sequence[_Prepared]) -> None:
-    before = [(one.module, type(one.module), one.module.__dict__.get(KEY)) for one in prepared]
-    try:
-        for module, kind, joint in prepared:
-            module.__dict__[KEY] = joint
-            object.__setattr__(module, "__class__", kind)
-    except BaseException:
-        for module, was, old in before:
-            object.__setattr__(module, "__class__", was)
-            if old is None:
-                module.__dict__.pop(KEY, None)
-            else:
-                module.__dict__[KEY] = old
-        raise
-
-
-def _plain_root(model: nn.Module) -> nn.Module:
+def _plain_root(model: Any) -> nn.Module:
     """The model itself, or what torch.compile has wrapped."""
     check_model("torchweld", model)
     inner = model._modules.get("_orig_mod")
@@ -216,14 +287,17 @@ def _backend_problems(
 
 def _try_class(module: nn.Module, kind: type) -> None:
     """Raises TypeError if the module cannot take the class: `__slots__` are in the way."""
-    before = type(module)
-    object.__setattr__(module, "__class__", kind)
-    object.__setattr__(module, "__class__", before)
+    own = type(module)
+    # An empty one will do, which nobody is calling; but not one whose end would be noticed.
+    probe = module if hasattr(own, "__del__") else object.__new__(own)
+    object.__setattr__(probe, "__class__", kind)
+    object.__setattr__(probe, "__class__", own)
 
 
 # ---- undoing ----
 
 
+@all_or_nothing
 def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
     """Gives welded modules their own class and `__dict__` back, in place: all of them in `model`,
     or those at `paths`."""
@@ -235,7 +309,15 @@ def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
             f"{', '.join(found) or 'none'}"
         )
     welded = [m for p, m in found.items() if wanted is None or p in wanted]
-    # Classes that were made of welded ones since.
+    _refuse_odd(welded)
+    _swap([], welded)
+    if wanted is None:
+        _plain_root(model).__dict__.pop(PLAN_KEY, None)
+    return model
+
+
+def _refuse_odd(welded: Sequence[nn.Module]) -> None:
+    """Classes that were made of welded ones since."""
     odd = [m for m in welded if issubclass(plain_class(type(m)), Welded)]
     if odd:
         listed = ", ".join(sorted({type(m).__name__ for m in odd}))
@@ -243,13 +325,6 @@ def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
             f"nothing was undone: after welding, another tool made modules {listed}; take that "
             "back first (parametrize.remove_parametrizations, say)"
         )
-    for module in welded:
-        if module._torchweld is not None:
-            module._torchweld.drop_copies()
-        release(module)
-    if wanted is None:
-        _plain_root(model).__dict__.pop(PLAN_KEY, None)
-    return model
 
 
 def _wanted(paths: Iterable[str]) -> set[str]:
@@ -305,13 +380,14 @@ def stats(model: nn.Module) -> dict[str, Stats]:
 @contextmanager
 def disabled(model: nn.Module) -> Iterator[None]:
     """Inside, the welded modules of `model` run their original code, in all threads."""
-    joints = list(_joints(model).values())
-    for joint in joints:
-        joint.pause()
+    paused: list[Joint] = []
     try:
+        for joint in _joints(model).values():
+            joint.pause()
+            paused.append(joint)
         yield
     finally:
-        for joint in joints:
+        for joint in paused:
             joint.resume()
 
 

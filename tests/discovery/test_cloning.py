@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import torchweld as tw
+from torchweld import marks
 from torchweld.discovery.cloning import Clone, structural_clone
 from torchweld.errors import CannotCloneError
 from torchweld.models import MODELS
 from torchweld.swap import welded_paths
+from torchweld.welded import welded_class
+from torchweld.welding import structure
 
 
 def live_modules_behind(clone: Clone) -> list[str]:
@@ -444,6 +447,13 @@ def test_a_welded_model_is_cloned_as_it_was() -> None:
     with torch.no_grad():
         assert torch.equal(clone.model(X), expected)
     assert welded_paths(model)
+
+
+def test_a_clone_knows_welded_modules_as_welding_does() -> None:
+    assert (marks.KEY, marks.PLAN_KEY) == (structure.KEY, structure.PLAN_KEY)
+    welded = welded_class(Block)
+    for kind in (Block, welded, type("Derived", (welded,), {})):
+        assert marks.plain_class(kind) is structure.plain_class(kind)
 
 
 def test_a_fused_mlp() -> None:

@@ -10,6 +10,7 @@ No code of the user's is called: other threads may be running the model meanwhil
 
 from __future__ import annotations
 
+import types
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,8 +22,10 @@ from torchweld.discovery import remaking
 from torchweld.discovery.remaking import entries_of
 from torchweld.discovery.tensors import OwnTensors
 from torchweld.errors import CannotCloneError
-from torchweld.welding.structure import KEY, PLAN_KEY, plain_class
+from torchweld.marks import KEY, PLAN_KEY, plain_class
 
+# What a run may change is copied up to this size: buffers, and tensors in attributes.
+KEPT_BYTES = 256 << 20
 # What a clone can look through. A model has some thousands of objects; beyond this it has a
 # dictionary or a text corpus in it.
 MOST_OBJECTS = 1_000_000
@@ -57,6 +60,25 @@ class Clone:
     live_of: dict[nn.Module, nn.Module]
     clone_of: dict[nn.Module, nn.Module]
     shared: tuple[tuple[str, Tensor], ...] = ()
+
+    def rebound(self, value: Any) -> Any:
+        """`value` with modules of the clone for live ones, in lists, tuples and dicts too."""
+        if _is_module(value):
+            return self.clone_of.get(value, value)
+        if type(value) is types.MethodType and _is_module(value.__self__):
+            return types.MethodType(value.__func__, self.rebound(value.__self__))
+        if type(value) in (list, tuple):
+            return type(value)(map(self.rebound, value))
+        if type(value) is dict:
+            return {key: self.rebound(item) for key, item in value.items()}
+        return value
+
+
+def clone_to_run(model: nn.Module) -> Clone:
+    """A clone that can be switched, run, traced and welded without a trace on the live model."""
+    # Tensors made in inference mode could not be used afterwards.
+    with torch.inference_mode(False):
+        return structural_clone(model, own_parameters=True, own_bytes=KEPT_BYTES)
 
 
 def structural_clone(
@@ -187,10 +209,12 @@ class _Cloning:
     def _copy_state(self, value: Any, parent: int, label: str) -> None:
         if isinstance(value, Tensor):
             self._tensors.copy(value, lambda: self._path(parent, label))
-        elif type(value) in remaking.CONTAINERS and id(value) not in self._made:
-            if remaking.is_leaf(value):  # else it has its turn
-                self._made[id(value)] = remaking.copied(value)
-                self._tensors.alive.append(value)
+            return
+        # A container that leads on has its turn.
+        plain = type(value) in remaking.CONTAINERS and remaking.is_leaf(value)
+        if plain and id(value) not in self._made:
+            self._made[id(value)] = remaking.copied(value)
+            self._tensors.alive.append(value)
 
     def _leading(self) -> list[int]:
         """Whatever is to be made anew, in the order in which it was come upon."""

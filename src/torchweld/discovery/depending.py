@@ -82,7 +82,7 @@ _UNKNOWABLE = {
     *("__getattribute__", "__dict__"),
 }
 
-# By these a tensor tells how large it is. What iterates over it, or takes parts, shows in the graph.
+# By these a tensor tells how large it is. What takes parts of it shows in the graph.
 _SIZES = frozenset(
     [
         *("shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "nbytes", "len"),

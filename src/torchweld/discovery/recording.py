@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchweld.discovery.cloning import Clone
 from torchweld.discovery.reasons import called_from
 
 _ABSENT = object()
@@ -134,6 +135,7 @@ class Seen:
 class Recording:
     paths: dict[nn.Module, list[str]]  # every module that could be watched, with all its places
     seen: dict[nn.Module, Seen]
+    calls: list[int]  # of modules, in each run
 
 
 # ---- watching ----
@@ -173,6 +175,7 @@ def record(model: nn.Module, runs: Sequence[tuple[Callable[[], object], int]]) -
     paths = places(model)
     watch = _Watch()
     undo: list[tuple[nn.Module, Any]] = []
+    calls: list[int] = []
     try:
         for module, at in paths.items():
             if isinstance(module, torch.jit.ScriptModule):
@@ -180,21 +183,23 @@ def record(model: nn.Module, runs: Sequence[tuple[Callable[[], object], int]]) -
             undo.append((module, module.__dict__.get("forward", _ABSENT)))
             module.__dict__["forward"] = watch.shadow(module, at[0])
         for run, count in runs:
-            watch.count = count
+            watch.count, watch.calls = count, 0
             run()
+            calls.append(watch.calls)
     finally:
         for module, before in undo:
             if before is _ABSENT:
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = before
-    return Recording(paths=paths, seen=watch.seen)
+    return Recording(paths=paths, seen=watch.seen, calls=calls)
 
 
 class _Watch:
     def __init__(self) -> None:
         self.seen: dict[nn.Module, Seen] = {}
         self.count = 1  # what a call counts for
+        self.calls = 0  # in this run
         self._local = threading.local()  # whose forward is running, thread by thread
         self._tensors = _Tensors()
         self._signatures: dict[Any, inspect.Signature | None] = {}
@@ -222,6 +227,7 @@ class _Watch:
         self, module: nn.Module, path: str, caller: str, args: Any, kwargs: Any
     ) -> Callable[[Any], None]:
         """Reads a call that is about to run; the result notes what came out of it."""
+        self.calls += 1
         seen = self.seen.get(module)
         if seen is None:
             seen = Seen(path=path, order=len(self.seen), where=called_from())
@@ -314,47 +320,20 @@ class _Tensors:
         return self._next
 
 
-# ---- leaving things as they were ----
-
-KEPT_BUFFER_BYTES = 256 << 20
+# ---- what a run has changed ----
 
 
 @contextmanager
-def preserved(model: nn.Module, notices: list[str]) -> Iterator[None]:
-    """Afterwards the model is as it was: modes, attributes, buffers, gradients, random numbers."""
-    modules = list(model.modules())
-    attributes = [attributes_of(module) for module in modules]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    kept, rest, room = [], [], KEPT_BUFFER_BYTES
-    for name, buffer in model.named_buffers():
-        if buffer.nbytes <= room and not buffer.is_meta:
-            room -= buffer.nbytes
-            kept.append((buffer, buffer.detach().clone()))
-        else:
-            rest.append((name, buffer, _version(buffer)))
-    versions = [_version(parameter) for parameter, _ in grads]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices=devices):
-            for parameter, _ in grads:
-                parameter.grad = None
-            yield
-    finally:
-        for module, before in zip(modules, attributes, strict=True):
-            restore_attributes(module, before)
-        for (parameter, grad), version in zip(grads, versions, strict=True):
-            parameter.grad = grad
-            if _version(parameter) != version:
-                notice = "the workload changed parameters of the model: they stay changed"
-                notices += [notice] * (notice not in notices)
-        with torch.no_grad():
-            for buffer, contents in kept:
-                # Versions do not tell: a batch norm writes its statistics behind their back.
-                if not torch.equal(buffer, contents):
-                    buffer.copy_(contents)
-        for name, buffer, version in rest:
-            if _version(buffer) != version:
-                notices.append(f"running the model changed its buffer {name}: it stays changed")
+def noticing(clone: Clone, notices: list[str]) -> Iterator[None]:
+    """Notes what a run of the clone has changed of the live model: tensors that they share."""
+    weights = [(parameter, _version(parameter)) for parameter in clone.model.parameters()]
+    shared = [(name, tensor, _version(tensor)) for name, tensor in clone.shared]
+    yield
+    if any(_version(parameter) != version for parameter, version in weights):
+        notices.append("the workload changed parameters of the model: they stay changed")
+    for name, tensor, version in shared:
+        if _version(tensor) != version:
+            notices.append(f"running the model changed its buffer {name}: it stays changed")
 
 
 def _version(tensor: Tensor) -> int | None:

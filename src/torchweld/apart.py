@@ -1,0 +1,169 @@
+"""Interrupts, at whatever moment they come, leave the process as it was.
+
+A signal's handler may raise between any two steps of the main thread: KeyboardInterrupt, or a
+timeout of the user's. `undisturbed` puts back what a call has switched for its thread or for the
+process, though the interrupt may hit the very code that puts it back. `Apart` runs code that must
+not be left in the middle, such as torch's tracer with its stacks of modes, in a thread of its own:
+there no handler runs, and what the thread has switched ends with it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import functools
+import gc
+import queue
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+_overrides: Any = torch.overrides
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LOOK_S = 1.0  # after which a thread looks whether it is still wanted
+
+
+def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
+    """Afterwards random numbers, modes, threads and warning filters are as they were."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        put_back = _state()
+        # Twice: an interrupt may come while things are put back, or just before.
+        try:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                put_back()
+        except BaseException:
+            put_back()
+            raise
+
+    return wrapped
+
+
+def _state() -> Callable[[], None]:
+    """What puts everything back; it may be called again and again."""
+    random, grad, filters = torch.get_rng_state(), torch.is_grad_enabled(), warnings.filters
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_gpu = torch.cuda.get_rng_state_all() if in_use else []
+    threads, collecting = torch.get_num_threads(), gc.isenabled()
+
+    def put_back() -> None:
+        torch.set_rng_state(random)
+        if on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
+        torch._C._set_grad_enabled(grad)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if gc.isenabled() != collecting:
+            (gc.enable if collecting else gc.disable)()
+        if warnings.filters is not filters:
+            warnings.filters = filters
+            with warnings.catch_warnings():  # so that what was cached by the others is forgotten
+                pass
+
+    return put_back
+
+
+# ---- a thread without interrupts ----
+
+
+class Apart:
+    """A thread for what must not be interrupted: `Apart()(function, *args)` gives its result.
+
+    An interrupt of the caller is raised as soon as the function at work has ended; a second one at
+    once. Outside of the main thread, where no handler runs, nothing is handed over.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[_Task | None] | None = None
+
+    def __enter__(self) -> Apart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tasks is not None:
+            self._tasks.put(None)
+
+    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if threading.get_ident() != threading.main_thread().ident:
+            return function(*args, **kwargs)
+        if self._tasks is None:
+            # Kept before the thread starts: it ends when it is told so, by way of this queue.
+            tasks = self._tasks = queue.SimpleQueue()
+            # A plain thread, since `Thread.start` can be interrupted while it holds a lock.
+            _thread.start_new_thread(_work, (tasks, weakref.ref(self)))
+        task = _Task(functools.partial(function, *args, **kwargs))
+        try:
+            self._tasks.put(task)
+            task.running.acquire()
+        except BaseException:
+            task.cancelled = True
+            if task.begun and not task.ended:  # else nobody would let go of the lock again
+                task.running.acquire()
+            raise
+        if task.error is not None:
+            try:
+                raise task.error
+            finally:
+                del task  # the error leads to this frame
+        result: T = task.result
+        return result
+
+
+class _Task:
+    """Something to do, with what its caller has switched on for its own thread."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+        self._context = contextvars.copy_context()
+        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._modes: list[Any] = _overrides._get_current_function_mode_stack()
+        self.begun = self.cancelled = self.ended = False
+        self.running = threading.Lock()  # until it is done
+        self.running.acquire()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        self.begun = True
+        try:
+            if self.cancelled:
+                return
+            with ExitStack() as stack:
+                stack.enter_context(torch.inference_mode(self._inference))
+                stack.enter_context(torch.set_grad_enabled(self._grad))
+                for mode in self._modes:  # entered already: by the caller
+                    _overrides._push_mode(mode)
+                    stack.callback(_overrides._pop_mode)
+                self.result = self._context.run(self._run)
+        except BaseException as error:  # raised in the caller's thread
+            self.error = error
+        finally:
+            self.ended = True
+            self.running.release()
+
+
+def _work(tasks: queue.SimpleQueue[_Task | None], owner: weakref.ref[Apart]) -> None:
+    torch.get_num_threads()  # as many for this thread as for the others
+    task: _Task | None = None
+    # An interrupt may have kept the owner from saying that it is done. It has no __del__ for that:
+    # an interrupt that came while it runs would be lost.
+    while owner() is not None:
+        try:
+            task = tasks.get(timeout=_LOOK_S)
+        except queue.Empty:
+            continue
+        if task is None:
+            return
+        task()
+        task = None
