@@ -210,7 +210,7 @@ def _prepare(root: nn.Module, decision: Decision) -> _Prepared | list[str]:
         holders = (path.rpartition(".")[0] for path in block.tensors)
         structure = Structure.of(module, filter(None, [*block.covers, *holders]))
         joint = Joint(decision, structure, device)
-        joint.guard = guard_of(module, block)
+        joint.watch_over(module, guard_of(module, block))
     except (TypeError, TorchweldError, Refused) as error:
         problems.append(str(error))
     if problems:

@@ -157,7 +157,7 @@ def _call(module: Any, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if joint is None:
         return base.forward(module, *args, **kwargs)
     if recording():
-        y = record(module, joint, args, kwargs)
+        y = record(module, base, joint, args, kwargs)
         return base.forward(module, *args, **kwargs) if y is None else y
     refused: str | None = None
     try:

@@ -51,7 +51,10 @@ def difference_in_kind(module: nn.Module, chain: Chain, signature: Signature) ->
 def _weights(module: nn.Module, chain: Chain) -> dict[str, Tensor]:
     random = torch.Generator("cpu").manual_seed(SEED + 3)
     own = own_tensors(module)
-    return {name: random_like(own[name].detach(), random) for name in dict.fromkeys(chain.tensors)}
+    return {
+        name: random_like(own[name].detach(), random).requires_grad_(own[name].requires_grad)
+        for name in dict.fromkeys(chain.tensors)
+    }
 
 
 def _composed(x: Tensor, weights: dict[str, Tensor], chain: Chain) -> Tensor:
@@ -135,10 +138,11 @@ def _kinds(y: Tensor) -> Tensor:
 def _other_gradients(module: nn.Module, chain: Chain, signature: Signature) -> str:
     """A detach, or a function with a gradient of its own, leaves the values as they are."""
     random = torch.Generator("cpu").manual_seed(SEED + 5)
-    weights = {name: t.requires_grad_() for name, t in _weights(module, chain).items()}
+    weights = _weights(module, chain)
     arguments = made_arguments(signature, random)
     x = arguments[chain.argument].clone().requires_grad_()
-    leaves = [x, *weights.values()]
+    leaves = [x, *(tensor for tensor in weights.values() if tensor.requires_grad)]
+    names = ["x", *(name for name, tensor in weights.items() if tensor.requires_grad)]
     with ExitStack() as stack:
         enter(stack, module, training=False)
         stack.enter_context(torch.enable_grad())
@@ -149,7 +153,7 @@ def _other_gradients(module: nn.Module, chain: Chain, signature: Signature) -> s
         if not y.requires_grad:
             return "gives no gradients"
         found = torch.autograd.grad(y, leaves, back, allow_unused=True)
-    for name, a, b in zip(("x", *weights), found, wanted, strict=True):
+    for name, a, b in zip(names, found, wanted, strict=True):
         if a is None:
             return f"gives {name} no gradient"
         allowed = _LOOSER * CLOSE[a.dtype] * max(float(b.abs().amax()), 1e-30)

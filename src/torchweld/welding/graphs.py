@@ -27,7 +27,7 @@ def recording() -> bool:
 
 
 def record(
-    module: nn.Module, joint: Joint, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, base: Any, joint: Joint, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor | None:
     """The op's result, to be recorded; None if the original has to be."""
     if not joint.recordable or _to_onnx():
@@ -43,7 +43,14 @@ def record(
         x.shape[-1] != joint.decision.block.in_features or not joint.valid.holds_in_graphs(picked)
     ):
         return None
-    if torch.is_autocast_enabled(joint.device) or joint.structure.differs(module):
+    if torch.is_autocast_enabled(joint.device) or joint.asks_modes:
+        return None
+    if torch.compiler.is_dynamo_compiling() and not exporting():
+        if not joint.holds_now():
+            return None
+        # What comes of it is not used, and no compiler keeps it. But Dynamo guards what it reads.
+        base.forward(module, *args, **kwargs)
+    elif joint.structure.differs(module):
         return None
     training = module.training
     for part in joint.structure.parts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -45,6 +46,12 @@ compiled_forward: Callable[..., Tensor | None] = (
 
 _PLAIN = (Tensor, nn.Parameter)
 _MOST_SIZES = 4096  # of x that are remembered; a server with texts of any length has many
+
+
+@torch.compiler.assume_constant_result
+def _nobody_knows() -> bool:
+    """Of a copy, or of what was loaded, that was compiled before it was ever called."""
+    return False
 
 
 class _Call(NamedTuple):
@@ -100,7 +107,22 @@ class Joint:
         self._runner: tuple[Choice, list[Tensor], Runner] | None = None
         self._paused = 0
         self._lock = threading.Lock()
+        self.asks_modes = False  # whether the block's code asks about modes of the call
+        self.holds_now = _nobody_knows  # whether the guard holds, for a compiler to ask once
         self._settle()
+
+    def watch_over(self, module: nn.Module, guard: Guard) -> None:
+        """From now on the guard decides whether the module is what the decision is about."""
+        self.guard, self.asks_modes = guard, bool(guard.facts.modes)
+        ref = weakref.ref(module)
+
+        def holds_now() -> bool:
+            found = ref()
+            if found is None or guard.changed(found) is not None:
+                return False
+            return guard.hooked(found, gradients=True) is None
+
+        self.holds_now = torch.compiler.assume_constant_result(holds_now)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Joint, (self.decision, self.structure, self.device)
@@ -189,7 +211,7 @@ class Joint:
             if self.guard is None and self._unreadable is None:
                 found = read_again(module, self.decision.block)
                 if isinstance(found, Guard):
-                    self.guard = found
+                    self.watch_over(module, found)
                 else:
                     self._unreadable = found
             return self.guard
