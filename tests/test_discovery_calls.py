@@ -373,7 +373,7 @@ def test_blocks_are_plain_data() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(TorchweldError, match=r"takes an nn\.Module, not function"):
+    with pytest.raises(TorchweldError, match="model is a function; expected"):
         find(lambda x: x, X)  # type: ignore[arg-type]
     with pytest.raises(TorchweldError, match="no inputs"):
         find(nn.Linear(K, N), None)

@@ -38,6 +38,11 @@ SLACK_EPS = 4.0
 Candidate = Callable[[Tensor, Sequence[Tensor]], Tensor | Sequence[Tensor]]
 
 
+def composed(x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm]) -> Tensor:
+    """A chain made of torch's own ops, in the precision of what it is given."""
+    return reference_kernel.chain(x, tensors, forms)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """`within`: the bounds hold. `meaningful`: zeros would have broken them. Ratios are to what is

@@ -27,7 +27,7 @@ from torchweld.discovery.recording import Signature
 from torchweld.discovery.tracing import call_with, own_tensors
 from torchweld.inputs import first_line
 from torchweld.interrupts import says_nothing
-from torchweld.kernels import reference
+from torchweld.verification import composed
 
 # Denormal results may be flushed by one of two sides.
 _DENORMAL_STEPS = 64
@@ -58,7 +58,7 @@ def _weights(module: nn.Module, chain: Chain) -> dict[str, Tensor]:
 
 
 def _composed(x: Tensor, weights: dict[str, Tensor], chain: Chain) -> Tensor:
-    y = reference.chain(x, [weights[name] for name in chain.tensors], chain.forms)
+    y = composed(x, [weights[name] for name in chain.tensors], chain.forms)
     return y if chain.scale == 1.0 else y * chain.scale
 
 

@@ -12,10 +12,10 @@ import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -64,7 +64,9 @@ def same_for_all_sizes(
     env, watch = ShapeEnv(duck_shape=False), _Watch()
     try:
         fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-        own = [fake.from_tensor(t, static_shapes=True) for t in own_tensors(module).values()]
+        own: list[Tensor] = [
+            fake.from_tensor(t, static_shapes=True) for t in own_tensors(module).values()
+        ]
         given = {
             name: _symbolic(fake, spec, pattern if name == argument else None)
             for name, spec in tensor_specs(signature).items()
@@ -93,7 +95,7 @@ def _symbolic(fake: FakeTensorMode, spec: TensorSpec, pattern: str | None) -> Te
         sizes[-1] = spec.shape[-1]
     kinds = [DimDynamic.DYNAMIC if one == "n" else DimDynamic.STATIC for one in ones]
     example = torch.empty(sizes, dtype=spec.dtype, device=spec.device)
-    made: Any = fake.from_tensor(
+    made: Tensor = fake.from_tensor(
         example.requires_grad_(spec.requires_grad),
         symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
     )
@@ -149,7 +151,7 @@ def _text_codes() -> frozenset[CodeType]:
     for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
         for name in ("__repr__", "__str__", "__format__", "__hash__", "_sympy_"):
             method = kind.__dict__.get(name)
-            if hasattr(method, "__code__"):
+            if isinstance(method, FunctionType):
                 found.append(method.__code__)
     return frozenset(found)
 

@@ -226,16 +226,16 @@ class _Followed:
 
 def _was_changed(tensor: Any) -> bool:
     """Contents or shape of a functional tensor, through whatever alias."""
-    torch._sync(tensor)  # type: ignore[no-untyped-call]
+    torch._sync(tensor)  # type: ignore[attr-defined]
     inner = tensor.elem
     return bool(
-        torch._functionalize_has_data_mutation(inner)  # type: ignore[attr-defined]
+        torch._functionalize_has_data_mutation(inner)
         or torch._functionalize_has_metadata_mutation(inner)  # type: ignore[attr-defined]
     )
 
 
 def _plain_tensor(tensor: Any) -> Tensor:
-    torch._sync(tensor)  # type: ignore[no-untyped-call]
+    torch._sync(tensor)  # type: ignore[attr-defined]
     return torch._from_functional_tensor(tensor.elem)
 
 

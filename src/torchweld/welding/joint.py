@@ -48,7 +48,7 @@ _PLAIN = (Tensor, nn.Parameter)
 _MOST_SIZES = 4096  # of x that are remembered; a server with texts of any length has many
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _nobody_knows() -> bool:
     """Of a copy, or of what was loaded, that was compiled before it was ever called."""
     return False
@@ -122,7 +122,7 @@ class Joint:
                 return False
             return guard.hooked(found, gradients=True) is None
 
-        self.holds_now = torch.compiler.assume_constant_result(holds_now)
+        self.holds_now = torch.compiler.assume_constant_result(holds_now)  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Joint, (self.decision, self.structure, self.device)
