@@ -20,13 +20,13 @@ PACKAGE = Path(torchweld.__file__).parent
 
 # Data types and errors: they import nothing of ours but each other, never anything that computes.
 FOUNDATIONS = {
-    "errors": set(),
-    "interrupts": set(),
-    "arguments": {"errors"},
+    "texts": set(),
+    "errors": {"texts"},
     "cpuinfo": set(),
-    "hardware": {"errors", "cpuinfo"},
-    "records": {"errors"},
-    "files": {"errors", "arguments"},
+    "hardware": {"errors", "cpuinfo", "files", "records"},
+    "records": {"errors", "texts"},
+    "files": {"errors"},
+    "saved": {"errors", "files", "records"},
     "figures": set(),
 }
 # Joined only by what composes them; a report shows profiles, so it knows what they are.

@@ -24,7 +24,8 @@ from torchweld.errors import TorchweldError
 from torchweld.hardware import hardware
 from torchweld.measuring import Comparison, compare
 from torchweld.measuring.rounds import FEWEST_ROUNDS
-from torchweld.swap import set_face, stats, undo, weld
+from torchweld.planning.plan import Verdict
+from torchweld.swap import stats, undo, weld
 from torchweld.welding.structure import KEY
 
 # More instances than this say nothing new, and would only take time.
@@ -44,7 +45,7 @@ class Timed:
 
     comparison: Comparison | None
     copied_bytes: int = 0  # of one module
-    verdict: str = ""  # "behind" another at first look, or "not measured"
+    verdict: Verdict = "not measured"  # "behind" another at first look, or "not measured"
     reason: str = ""
 
 
@@ -56,7 +57,11 @@ class Face:
 
     def show(self) -> None:
         for module, kind, joint in self._states:
-            set_face(module, kind, joint)
+            object.__setattr__(module, "__class__", kind)
+            if joint is None:
+                module.__dict__.pop(KEY, None)
+            else:
+                module.__dict__[KEY] = joint
 
 
 class FaceSide:

@@ -17,7 +17,8 @@ from torchweld.history.comparing import RunsCompared, figures_of
 from torchweld.history.finding import reference_of
 from torchweld.history.runs import Run
 from torchweld.records import to_plain
-from torchweld.report.style import Column, Sheet, clean, cut, heading, indented
+from torchweld.report.style import Column, Sheet, cut, heading, indented
+from torchweld.texts import clean
 
 # Names of cells that are listed when they are in one run alone.
 MOST_NAMES = 8
