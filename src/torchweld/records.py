@@ -188,7 +188,7 @@ def _number_reader(kind: Any, allowed: Bounds) -> _Reader:
         if type(data) is not kind:
             raise _misfit(kind, data)
         if not allowed.holds(data):
-            raise _MisfitError(f"is {_short(data)}; expected is {allowed}")
+            raise _MisfitError(f"is {short(data)}; expected is {allowed}")
         return data
 
     return read
@@ -219,7 +219,7 @@ def _literal_reader(allowed: tuple[Any, ...]) -> _Reader:
         for one in allowed:
             if type(data) is type(one) and data == one:
                 return one
-        raise _MisfitError(f"is {_short(data)}; it must be one of {', '.join(map(repr, allowed))}")
+        raise _MisfitError(f"is {short(data)}; it must be one of {', '.join(map(repr, allowed))}")
 
     return read
 
@@ -292,7 +292,7 @@ def _record_reader(kind: Any) -> _Reader:
             if name not in readers:
                 if name not in names:
                     raise _MisfitError(
-                        f"has a field {_short(name)}, which {kind.__name__} does not know"
+                        f"has a field {short(name)}, which {kind.__name__} does not know"
                     )
                 readers[name] = _reader(hints[name])
             try:
@@ -338,10 +338,10 @@ def _read_anything(data: Any) -> Any:
 
 def _misfit(kind: Any, data: Any) -> _MisfitError:
     name = {list: "a list", dict: "an object", types.NoneType: "null"}.get(kind, "")
-    return _MisfitError(f"is {_short(data)}; {name or kind.__name__} was expected")
+    return _MisfitError(f"is {short(data)}; {name or kind.__name__} was expected")
 
 
-def _short(data: Any) -> str:
+def short(data: Any) -> str:
     """Some of it; a huge number or a deep list is not written out."""
     if isinstance(data, (list, dict)) and data:
         return f"{'a list' if isinstance(data, list) else 'an object'} of {len(data):,}"

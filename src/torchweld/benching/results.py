@@ -13,7 +13,7 @@ from torchweld.benching.cases import Case
 from torchweld.errors import TorchweldError
 from torchweld.hardware import Peaks
 from torchweld.measuring import Comparison
-from torchweld.records import Count, Length, Measured, from_plain
+from torchweld.records import Count, Length, Measured, from_plain, short
 
 KIND, VERSION = "torchweld.bench", 2
 PERCENTILES = (50, 95, 99)
@@ -212,16 +212,16 @@ class Bench:
         """The opposite of `to_dict`; a TorchweldError that says what does not fit."""
         if not isinstance(data, Mapping):
             raise TorchweldError(f"the bench is a {type(data).__name__}, no object")
-        given = (data.get("kind"), data.get("version"))
+        given = data.get("kind"), data.get("version")
         if given != (KIND, VERSION):
             raise TorchweldError(
-                f"kind and version are {given}, and must be {(KIND, VERSION)}; load what "
-                "torchweld bench --json wrote with the same release"
+                f"kind and version are {' and '.join(map(short, given))}, and must be {KIND!r} and "
+                f"{VERSION}; load what torchweld bench --json wrote with the same release"
             )
         return from_plain(Bench, _unmarked(dict(data)), "bench")
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False)
+        return json.dumps(self.to_dict(), allow_nan=False)
 
 
 def plain_cell(cell: Cell) -> dict[str, Any]:

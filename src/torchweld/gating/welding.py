@@ -12,8 +12,8 @@ from torchweld.decisions import Decision
 from torchweld.discovery.found import Refusal
 from torchweld.discovery.rereading import reread
 from torchweld.errors import TorchweldError
+from torchweld.planning.fitting import changed_blocks
 from torchweld.planning.plan import Plan
-from torchweld.planning.planner import changed_blocks
 from torchweld.planning.timing import Face, faces
 from torchweld.planning.tuning import module_of
 from torchweld.swap import undo, weld

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torchweld.errors import TorchweldError
 from torchweld.files import parse_json
-from torchweld.records import Count, Measured, from_plain, to_plain
+from torchweld.records import Count, Measured, from_plain, short, to_plain
 from torchweld.texts import clean
 
 Verdict = Literal["faster", "slower", "same", "not measured"]
@@ -94,11 +94,11 @@ class Comparison:
         """The opposite of `to_dict`; a TorchweldError that says what does not fit."""
         if not isinstance(data, Mapping):
             raise TorchweldError(f"the comparison is a {type(data).__name__}, no object")
-        given = (data.get("kind"), data.get("version"))
+        given = data.get("kind"), data.get("version")
         if given != (_KIND, _VERSION):
             raise TorchweldError(
-                f"kind and version are {given}, and must be {(_KIND, _VERSION)}; "
-                "load what Comparison.to_json wrote with the same release"
+                f"kind and version are {' and '.join(map(short, given))}, and must be {_KIND!r} "
+                f"and {_VERSION}; load what Comparison.to_json wrote with the same release"
             )
         fields = {name: value for name, value in data.items() if name not in ("kind", "version")}
         for name in ("interval", "log_ratios", "control_log_ratios"):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torchweld.paths import grouped_paths
 from torchweld.planning.plan import Plan, Planned, Tuning, Whole
+from torchweld.texts import clean
 
 WIDTH = 100
 COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "error", "copy")
@@ -28,7 +29,7 @@ def plan_text(plan: Plan) -> str:
     lines += [_whole(one) for one in plan.whole]
     lines.append(sentence(plan))
     lines += [f"note: {notice}" for notice in plan.notices]
-    return "\n".join(lines)
+    return "\n".join(map(clean, lines))
 
 
 def sentence(plan: Plan) -> str:
@@ -65,13 +66,8 @@ def _gain(one: Whole) -> str:
     low, high = one.interval
     speedup = one.speedup
     if one.verdict == "slower":
-        speedup, low, high = _inverse(speedup), _inverse(high), _inverse(low)
+        speedup, low, high = (1 / ratio if ratio else math.inf for ratio in (speedup, high, low))
     return f"{speedup:.2f}x {one.verdict} ({low:.2f}–{high:.2f}) at {one.workload}"
-
-
-def _inverse(speedup: float) -> float:
-    """How much slower; an interval of few rounds may start at 0."""
-    return 1 / speedup if speedup > 0 else math.inf
 
 
 def _whole(one: Whole) -> str:

@@ -364,6 +364,8 @@ class Profile:
         """What is wrong with one that was read from a file: places that are not there."""
         modules, ops, device = len(self.modules), len(self.ops), self.device
         kernels, calls = (0, 0) if device is None else (len(device.kernels), len(device.calls))
+        if self.modules[0].path:
+            yield f"has modules[0].path = {self.modules[0].path!r}; the model itself comes first"
         yield from _astray("modules", "parent", (m.parent for m in self.modules), None)
         yield from _astray("ops", "parent", (op.parent for op in self.ops), None)
         yield from _astray("ops", "module", (op.module for op in self.ops), modules)

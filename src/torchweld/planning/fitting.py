@@ -1,0 +1,122 @@
+"""Whether a plan fits a model: where it was made, and what each of its blocks computes.
+
+A plan is plain data, and may have been changed since, by anybody. So what it says of a block is
+compared with what the model itself gives when it is read again; the hash that the plan carries
+decides nothing alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import torch
+from torch import nn
+
+from torchweld import hardware
+from torchweld.decisions import Choice, Decision
+from torchweld.discovery.finding import reread
+from torchweld.discovery.found import Block
+from torchweld.errors import TorchweldError
+from torchweld.planning.plan import Plan, Planned
+from torchweld.planning.tuning import Group, Key, verify_choice
+from torchweld.records import RecordError, from_plain, to_plain
+
+OnMismatch = Literal["raise", "verify", "skip"]
+
+
+def structure_of(model: nn.Module) -> str:
+    """A hash of names, shapes and types; the same in every process."""
+    root = getattr(model, "_orig_mod", model)
+    lines = [
+        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def fitting(root: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> list[Decision]:
+    """The decisions that are to be carried out; raises if there is a mismatch that may not be."""
+    elsewhere, changed = mismatches(root, plan), changed_blocks(root, plan)
+    if on_mismatch == "raise" and (elsewhere or changed):
+        listed = [*elsewhere, *(f"{path or 'the model'}: {why}" for path, why in changed.items())]
+        raise TorchweldError(
+            f"the plan does not fit: {'; '.join(listed)}; plan again, or give "
+            'on_mismatch="verify" or "skip"'
+        )
+    decisions = [d for d in plan.decisions if d.block.path not in changed]
+    if on_mismatch == "verify" and (elsewhere or changed):
+        decisions = [d for d in decisions if _right(root, d)]
+    return decisions
+
+
+def mismatches(model: nn.Module, plan: Plan) -> list[str]:
+    """What differs between here and where the plan was made."""
+    found = []
+    if plan.fingerprint != hardware.fingerprint():
+        found.append("it was made on another machine, or for other threads or kernels")
+    if plan.torch != torch.__version__:
+        found.append(f"it was made for torch {plan.torch}, this is {torch.__version__}")
+    if plan.structure != structure_of(model):
+        found.append(f"it was made for another {plan.model}: names, shapes or types differ")
+    return found
+
+
+# What the model itself has to give again, and how it is called when it does not.
+_READ_AGAIN = {
+    "kind": "its class",
+    "form": "what it computes",
+    "tensors": "its tensors",
+    "scale": "its multiplier",
+    "dropout": "its dropout",
+    "argument": "its argument",
+    "in_features": "the width of its input",
+    "out_features": "the width of its output",
+    "dtype": "its type",
+    "covers": "what is inside it",
+}
+
+
+def changed_blocks(model: nn.Module, plan: Plan) -> dict[str, str]:
+    """Path of each planned block that the model computes otherwise now -> what differs."""
+    found = {}
+    for one in plan.planned:
+        if one.welded and (why := _difference(model, plan, one)):
+            found[one.block.path] = why
+    return found
+
+
+def _difference(model: nn.Module, plan: Plan, one: Planned) -> str:
+    """What is wrong with a planned block, or differs from what the model gives; "" if nothing."""
+    block = one.block
+    decision = Decision(block=block, by_rows=one.by_rows(), training=plan.training)
+    try:
+        from_plain(Planned, to_plain(one), "it")  # plain data: anybody can have changed it
+    except RecordError as error:
+        return str(error)
+    if problems := decision.problems():
+        return problems[0]
+    now = reread(model, block)
+    if not isinstance(now, Block):
+        return now.reason
+    for name, what in _READ_AGAIN.items():
+        here, there = getattr(now, name), getattr(block, name)
+        if here != there:
+            return f"{what} is {_in_words(here)} in the model, and {_in_words(there)} in the plan"
+    if now.structure != block.structure:
+        return f"computes {now.form} on other shapes, or in another way"
+    return ""
+
+
+def _in_words(value: object) -> str:
+    text = ", ".join(map(str, value)) or "nothing" if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _right(model: nn.Module, decision: Decision) -> bool:
+    block = decision.block
+    rows = block.calls[0].rows
+    key = Key(block.form, (), block.dtype, rows, True, decision.training)
+    group = Group(key=key, blocks=[block], calls=[block.calls[0]])
+    choices: tuple[Choice, ...] = decision.choices
+    return all(verify_choice(model, group, choice).verified for choice in choices)
