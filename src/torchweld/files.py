@@ -56,7 +56,7 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
         raise
 
 
-def read_whole(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+def read_whole(path: str | os.PathLike[str], what: str = "file", most: int = MOST_BYTES) -> bytes:
     """What a file holds, decompressed if its content says so; a TorchweldError if it cannot be."""
     try:
         with open(path, "rb") as file:
@@ -65,15 +65,17 @@ def read_whole(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
                 data = packed.read(most + 1)
     except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
-        raise TorchweldError(f"{path} cannot be read: {error}") from error
+        raise TorchweldError(f"{path} cannot be read as a {what}: {error}") from error
     if len(data) > most:
-        raise TorchweldError(f"{path} cannot be read: it holds more than {most:,} bytes")
+        raise TorchweldError(
+            f"{path} cannot be read as a {what}: it holds more than {most:,} bytes"
+        )
     return data
 
 
 def read_json(path: str | os.PathLike[str], what: str, most: int = MOST_BYTES) -> Any:
     """What the JSON in a file says; a TorchweldError that names the file if it is none."""
-    data = read_whole(path, most)
+    data = read_whole(path, what, most)
     try:
         return parse_json(data)
     except TorchweldError as error:

@@ -108,10 +108,6 @@ class Block:
         wanted = sum(form.tensors for form in forms)
         if len(self.tensors) != wanted:
             yield f"names {len(self.tensors)} tensors, and its form has {wanted}"
-        if len(self.dropout) not in (0, len(forms)):
-            yield f"has {len(self.dropout)} dropouts for {len(forms)} layers"
-        if not self.calls:
-            yield "has no calls; a block is there because it was called"
         for call in self.calls:
             if call.shape[-1] != self.in_features or call.dtype != self.dtype:
                 yield (

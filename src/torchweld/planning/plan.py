@@ -72,6 +72,8 @@ class Planned:
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
+        if not self.block.calls:
+            yield "has a block without calls; it is there because it was called"
         called = {call.rows for call in self.block.calls}
         odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
         for rows in odd:
