@@ -45,7 +45,7 @@ from torchweld.report.bench import bench_head, bench_sections
 from torchweld.report.style import to_text
 from torchweld.swap import undo
 
-EVERY_DAY = 250  # mutations of each kind
+EVERY_DAY = 120  # mutations of each kind
 
 
 class Gated(nn.Module):

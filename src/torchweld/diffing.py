@@ -22,7 +22,7 @@ from torchweld.profiler.account import Account, account
 from torchweld.profiler.costs import works_of
 from torchweld.profiler.profile import About, Profile
 from torchweld.profiler.traffic import round_trips_of
-from torchweld.records import Count
+from torchweld.records import Positive
 from torchweld.saved import Form
 
 
@@ -54,7 +54,7 @@ class Change:
     """Modules that changed alike, before and after: `modules` of them, with equal launches each."""
 
     path: str  # "layers.*.mlp"; "" for the model
-    modules: Count
+    modules: Positive
     kinds: tuple[str, str]  # class names before and after
     own: bool  # only what is in none of the modules compared on lines of their own
     before: Amount

@@ -41,6 +41,8 @@ MOST_INT = 2**63 - 1
 MOST_FLOAT = 1e60
 MOST_TEXT = 1 << 20
 MOST_ITEMS = 1 << 24
+# Of a message, which may quote the file.
+MOST_SAID = 500
 # In data that no type describes.
 MOST_DEPTH = 50
 
@@ -63,7 +65,10 @@ class Bounds:
     odd: bool = False
 
     def holds(self, value: float) -> bool:
-        return self.least <= value <= self.most or (self.odd and not math.isfinite(value))
+        if self.least <= value <= self.most:
+            return True
+        odd = self.odd and (value != value or value in (math.inf, -math.inf))
+        return odd and (self.least < 0 or value != -math.inf)
 
     def __str__(self) -> str:
         if self.most >= MOST_INT:
@@ -87,6 +92,7 @@ Positive = Annotated[int, Bounds(1, MOST_INT)]
 Index = Annotated[int, Bounds(-1, MOST_INT)]  # -1 for none
 Amount = Annotated[float, Bounds(0)]
 Measured = Annotated[float, Bounds(odd=True)]  # where nothing was measured, NaN or an infinity
+Ratio = Annotated[float, Bounds(1 / MOST_FLOAT, odd=True)]  # the same, of times: above 0
 Word = Annotated[str, Length(most=1 << 12)]
 
 
@@ -138,8 +144,9 @@ def from_plain(kind: type[T], data: Any, where: str = "") -> T:
         found: T = cast(Callable[[Any], _Reader], _reader)(kind)(data)
         return found
     except _MisfitError as misfit:
-        place = "".join(reversed(misfit.path))
-        raise RecordError(f"{where or kind.__name__}{place} {misfit.says}") from None
+        place, says = "".join(reversed(misfit.path)), misfit.says
+        says = says if len(says) <= MOST_SAID else f"{says[: MOST_SAID - 1]}…"
+        raise RecordError(f"{where or kind.__name__}{place} {says}") from None
 
 
 @cache

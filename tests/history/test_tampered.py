@@ -25,7 +25,7 @@ from torchweld.planning.plan import Plan
 from torchweld.report.style import to_text
 
 DATA = Path(__file__).parent.parent / "data"
-EVERY_DAY = 15  # spoilt texts of each column
+EVERY_DAY = 3  # spoilt texts of each column
 
 ODD = [None, 7, -1, 2**62, 1.5, b"\xff\xfe\x00", "", "x", "a\x1b[2Jb\n\u202e", "[" * 5000, "NaN"]
 RUN = ["name", "kind", "what", "created", "fingerprint", "settings", "summary", "finished"]

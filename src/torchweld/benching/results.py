@@ -13,7 +13,7 @@ from torchweld.benching.cases import Case
 from torchweld.errors import TorchweldError
 from torchweld.hardware import Peaks
 from torchweld.measuring import Comparison
-from torchweld.records import Count, Length, Measured, from_plain, short
+from torchweld.records import Count, Length, Measured, Ratio, from_plain, short
 
 KIND, VERSION = "torchweld.bench", 2
 PERCENTILES = (50, 95, 99)
@@ -57,7 +57,7 @@ class Cost:
 class Latency:
     """Single calls, as a user meets them."""
 
-    calls_us: tuple[Measured, ...]
+    calls_us: tuple[Ratio, ...]
 
     def percentile(self, percent: int) -> float:
         """NaN where too few calls lie beyond it."""
@@ -82,7 +82,7 @@ class Result:
     """
 
     name: str
-    us: Measured = math.nan
+    us: Ratio = math.nan
     kernel: str = ""
     check: Check | None = None
     refused: str = ""

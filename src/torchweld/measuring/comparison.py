@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torchweld.errors import TorchweldError
 from torchweld.files import parse_json
-from torchweld.records import Count, Measured, from_plain, short, to_plain
+from torchweld.records import Count, Measured, Ratio, from_plain, short, to_plain
 from torchweld.texts import clean
 
 Verdict = Literal["faster", "slower", "same", "not measured"]
@@ -49,13 +49,13 @@ class Comparison:
     candidate: str
     verdict: Verdict
     reason: str
-    speedup: Measured
+    speedup: Ratio
     interval: tuple[Measured, Measured]
     confidence: float
     rounds: Count
     discarded: Count
-    baseline_us: Measured
-    candidate_us: Measured
+    baseline_us: Ratio
+    candidate_us: Ratio
     noise: Measured | None
     threshold: float
     cold: bool
