@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, overload
 
+import torch
+
 from torchweld.blocks import parse_spec
 from torchweld.errors import TorchweldError
 from torchweld.records import Bounds, Count, Length, Positive, Word
@@ -22,6 +24,7 @@ DType = Literal["float32", "float64", "bfloat16", "float16"]
 # ever allocated.
 MOST_ELEMENTS = 1 << 32
 MOST_DIMENSIONS = 64
+Ones = Annotated[str, Length(most=MOST_DIMENSIONS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +52,26 @@ class Call:
 class Beside:
     """A tensor that calls gave beside x. Its values do not enter the result."""
 
-    name: str
-    dtype: str
-    ones: str  # its dimensions: "1" for a size of one, "n" for any other
-    shape: tuple[int, ...] = ()  # where sizes matter; (): any sizes with these ones
+    name: Word
+    dtype: Word
+    ones: Ones  # its dimensions: "1" for a size of one, "n" for any other
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            yield f"has dtype {self.dtype[:60]!r}, which torch does not know"
+        if math.prod(max(n, 1) for n in self.shape) > MOST_ELEMENTS:
+            yield f"has a shape of more than {MOST_ELEMENTS:,} elements"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
     """Calls in which a block is known to compute its chain; in all others the original runs."""
 
-    ones: str  # the leading dimensions of x: "n1" for 8 × 1; "*" for any number of them
-    shapes: tuple[tuple[int, ...], ...] = ()  # these alone; (): any sizes with these ones
+    ones: Ones  # the leading dimensions of x: "n1" for 8 × 1
+    shapes: tuple[tuple[Count, ...], ...] = ()  # these alone; (): any sizes with these ones
     beside: tuple[Beside, ...] = ()
-    nones: tuple[str, ...] = ()  # arguments given as None where their default is something else
+    nones: tuple[Word, ...] = ()  # arguments given as None where their default is something else
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from torchweld.decisions import Decision
-from torchweld.discovery.found import Refusal
 from torchweld.discovery.rereading import reread
+from torchweld.discovery.found import Refusal
 from torchweld.errors import TorchweldError
 from torchweld.planning.fitting import changed_blocks
 from torchweld.planning.plan import Plan

@@ -15,8 +15,8 @@ from torch import nn
 
 from torchweld import hardware
 from torchweld.decisions import Choice, Decision
-from torchweld.discovery.finding import reread
 from torchweld.discovery.found import Block
+from torchweld.discovery.rereading import Rereader, differences
 from torchweld.errors import TorchweldError
 from torchweld.planning.plan import Plan, Planned
 from torchweld.planning.tuning import Group, Key, verify_choice
@@ -62,31 +62,17 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     return found
 
 
-# What the model itself has to give again, and how it is called when it does not.
-_READ_AGAIN = {
-    "kind": "its class",
-    "form": "what it computes",
-    "tensors": "its tensors",
-    "scale": "its multiplier",
-    "dropout": "its dropout",
-    "argument": "its argument",
-    "in_features": "the width of its input",
-    "out_features": "the width of its output",
-    "dtype": "its type",
-    "covers": "what is inside it",
-}
-
-
 def changed_blocks(model: nn.Module, plan: Plan) -> dict[str, str]:
     """Path of each planned block that the model computes otherwise now -> what differs."""
+    rereader = Rereader(model)
     found = {}
     for one in plan.planned:
-        if one.welded and (why := _difference(model, plan, one)):
+        if one.welded and (why := _difference(rereader, plan, one)):
             found[one.block.path] = why
     return found
 
 
-def _difference(model: nn.Module, plan: Plan, one: Planned) -> str:
+def _difference(rereader: Rereader, plan: Plan, one: Planned) -> str:
     """What is wrong with a planned block, or differs from what the model gives; "" if nothing."""
     block = one.block
     decision = Decision(block=block, by_rows=one.by_rows(), training=plan.training)
@@ -96,21 +82,25 @@ def _difference(model: nn.Module, plan: Plan, one: Planned) -> str:
         return str(error)
     if problems := decision.problems():
         return problems[0]
-    now = reread(model, block)
+    now = rereader.read(block)
     if not isinstance(now, Block):
         return now.reason
-    for name, what in _READ_AGAIN.items():
+    for what in differences(now, block):
+        return what
+    for name, words in _ALSO.items():
         here, there = getattr(now, name), getattr(block, name)
         if here != there:
-            return f"{what} is {_in_words(here)} in the model, and {_in_words(there)} in the plan"
+            shown = [", ".join(map(str, v)) or "nothing" for v in (here, there)]
+            return f"{words} is {shown[0][:200]} in the model, and {shown[1][:200]} in the plan"
     if now.structure != block.structure:
         return f"computes {now.form} on other shapes, or in another way"
+    if any(domain not in now.valid for domain in block.valid):
+        return "is not known to compute it in all the calls that the plan tells of"
     return ""
 
 
-def _in_words(value: object) -> str:
-    text = ", ".join(map(str, value)) or "nothing" if isinstance(value, tuple) else str(value)
-    return text if len(text) <= 200 else f"{text[:199]}…"
+# What a block of a plan has besides, and one made by hand need not have.
+_ALSO = {"dropout": "its dropout", "covers": "what is inside it"}
 
 
 def _right(model: nn.Module, decision: Decision) -> bool:
