@@ -22,10 +22,12 @@ PACKAGE = Path(torchweld.__file__).parent
 FOUNDATIONS = {
     "texts": set(),
     "errors": {"texts"},
+    "interrupts": set(),
+    "arguments": {"errors"},
     "cpuinfo": set(),
     "hardware": {"errors", "cpuinfo", "files", "records"},
     "records": {"errors", "texts"},
-    "files": {"errors"},
+    "files": {"errors", "arguments"},
     "saved": {"errors", "files", "records"},
     "figures": set(),
 }

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from torchweld.arguments import check_kind
 from torchweld.files import MOST_BYTES
 from torchweld.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.profiler.account import Account, account
@@ -103,6 +104,7 @@ class Diff:
     @staticmethod
     def from_json(text: str) -> Diff:
         """The opposite of `to_json`."""
+        check_kind("from_json", "text", text, str, "what to_json returned")
         return FORM.parse(text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -120,6 +122,8 @@ FORM = Form(kind=Diff, what="diff", format=1, remedy="take it again", most_bytes
 
 def diff(a: Profile, b: Profile) -> Diff:
     """What changed from profile `a` to profile `b`."""
+    for name, profile in (("a", a), ("b", b)):
+        check_kind("diff", name, profile, Profile, "tw.profile and tw.read_trace return one")
     sides = _Side(a), _Side(b)
     _unwrap(*sides)
     shared = sides[0].ran & sides[1].ran | {""}

@@ -15,6 +15,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from torchweld.arguments import check_path
 from torchweld.errors import TorchweldError
 
 GZIP = b"\x1f\x8b"
@@ -25,6 +26,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Written aside and renamed, so that nobody sees half a file; compressed if it ends in .gz."""
+    check_path("save", path)
     target = Path(path)
     # Half a character, as JSON can name one, is written as JSON names it.
     data = text.encode(errors="backslashreplace")
@@ -58,6 +60,7 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
 
 def read_whole(path: str | os.PathLike[str], what: str = "file", most: int = MOST_BYTES) -> bytes:
     """What a file holds, decompressed if its content says so; a TorchweldError if it cannot be."""
+    check_path("load", path)
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)

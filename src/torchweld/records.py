@@ -190,9 +190,11 @@ def _number_reader(kind: Any, allowed: Bounds) -> _Reader:
         # JSON has one kind of number; True is none.
         if kind is float and type(data) is int and abs(data) <= MOST_INT:
             data = float(data)
+        # What Python reads as infinite was not written by us: JSON has no such number, nor 1e999.
+        infinite = type(data) is float and not math.isfinite(data)
         if type(data) is str and allowed.odd:
             data = _ODD_FLOATS.get(data, data)
-        if type(data) is not kind:
+        if infinite or type(data) is not kind:
             raise _misfit(kind, data)
         if not allowed.holds(data):
             raise _MisfitError(f"is {short(data)}; expected is {allowed}")

@@ -55,6 +55,8 @@ class Beside:
     name: Word
     dtype: Word
     ones: Ones  # its dimensions: "1" for a size of one, "n" for any other
+    # Where sizes matter; (): any sizes with these ones.
+    shape: Annotated[tuple[Count, ...], Length(most=MOST_DIMENSIONS)] = ()
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
@@ -68,7 +70,7 @@ class Beside:
 class Domain:
     """Calls in which a block is known to compute its chain; in all others the original runs."""
 
-    ones: Ones  # the leading dimensions of x: "n1" for 8 × 1
+    ones: Ones  # the leading dimensions of x: "n1" for 8 × 1; "*" for any number of them
     shapes: tuple[tuple[Count, ...], ...] = ()  # these alone; (): any sizes with these ones
     beside: tuple[Beside, ...] = ()
     nones: tuple[Word, ...] = ()  # arguments given as None where their default is something else

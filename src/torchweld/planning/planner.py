@@ -7,8 +7,8 @@ welded in place. fuse: both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,17 @@ import torch
 from torch import nn
 
 from torchweld import hardware
-from torchweld.decisions import Decision
+from torchweld.apart import Apart, undisturbed
+from torchweld.arguments import (
+    check_flags,
+    check_kind,
+    check_model,
+    check_number,
+    check_progress,
+)
 from torchweld.diagnosis import welding_bound
-from torchweld.discovery.finding import find
+from torchweld.discovery.cloning import clone_to_run
+from torchweld.discovery.finding import find, rebound
 from torchweld.discovery.found import Blocks
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.inputs import Workload, as_workloads
@@ -31,8 +39,7 @@ from torchweld.planning.tuning import SETTLED, choices_for, tune
 from torchweld.planning.whole import measure_whole, runner
 from torchweld.profiler.live import profile as make_profile
 from torchweld.profiler.profile import Profile
-from torchweld.swap import decisions_of, undo, weld
-from torchweld.verifying import put_back
+from torchweld.swap import all_or_nothing, decisions_of, reweld
 from torchweld.welding.structure import PLAN_KEY
 
 Progress = Callable[[str, float], None]
@@ -48,6 +55,7 @@ UNTIMED_SHARE = 0.1
 PROFILE_STEPS, PROFILE_S = 120, 3.0
 
 
+@undisturbed
 def plan(
     model: nn.Module,
     inputs: Any,
@@ -64,7 +72,9 @@ def plan(
 ) -> Plan:
     """What of the model is worth welding on these inputs: found, verified, measured.
 
-    The model is left as it was, welded or not. `force` welds all that verifies and times nothing.
+    All of it happens on a copy of the model's structure that shares its parameters: the model
+    itself, welded or not, is left alone, and may be in use. `force` welds all that verifies and
+    times nothing.
 
     quick:         about ten seconds instead of a minute; budget_s sets the time for measuring
     with_compile:  torch.compile of each block is tried too, which takes seconds a shape
@@ -73,41 +83,48 @@ def plan(
     remember:      take times that were measured for the same shapes before, and keep new ones
     progress:      called with what is being done and how far it is (0 to 1)
     """
+    check_model("plan", model)
+    flags = {"training": training, "force": force, "quick": quick, "remember": remember}
+    check_flags("plan", **flags, with_compile=with_compile, packing=packing)
+    if budget_s is not None:
+        check_number("plan", "budget_s", budget_s, above=0)
+    if profile is not None:
+        check_kind("plan", "profile", profile, Profile, "what tw.profile returns")
+    check_progress("plan", progress)
     say = progress or (lambda doing, share: None)
     budget_s = budget_s if budget_s is not None else QUICK_S if quick else BUDGET_S
-    workloads = as_workloads(inputs)
     memory = Memory.of_this_machine() if remember else Memory(None)
-    with _unwelded(model), torch.random.fork_rng(devices=[]), put_back(model, training):
-        say("finding blocks", 0.0)
-        blocks = find(model, inputs, training=training)
-        begun_s = time.perf_counter()
-        with torch.inference_mode(False):
-            whole_s = budget_s * WHOLE_SHARE / len(workloads)
-            untimed = [
-                "" if force or not blocks else _why_untimed(model, workload, training, whole_s)
-                for workload in workloads
-            ]
-            whole_share = UNTIMED_SHARE if all(untimed) else WHOLE_SHARE + PROFILE_SHARE
-            tuned = tune(
-                model,
-                blocks,
-                training=training,
-                force=force,
-                choices=choices_for(training, with_compile, packing),
-                deadline_s=begun_s + budget_s * (1 - whole_share),
-                memory=memory,
-                progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.5 * share),
-            )
-            made = _plan_of(model, blocks, tuned, training, force)
-            notices = list(made.notices)
-            whole: list[Whole] = []
-            if made.decisions and not force:
-                end_s = begun_s + budget_s
-                whole = _wholes(
-                    model, made, workloads, profile, training, untimed, end_s, memory, say
-                )
-                made, more = _without_wrong(made, whole)
-                notices += more
+    say("finding blocks", 0.0)
+    blocks = find(model, inputs, training=training)
+    clone = clone_to_run(model)
+    workloads = [rebound(workload, clone) for workload in as_workloads(inputs)]
+    copy = clone.model.train(training)
+    begun_s = time.perf_counter()
+    with torch.inference_mode(False):
+        whole_s = budget_s * WHOLE_SHARE / len(workloads)
+        untimed = [
+            "" if force or not blocks else _why_untimed(copy, workload, training, whole_s)
+            for workload in workloads
+        ]
+        whole_share = UNTIMED_SHARE if all(untimed) else WHOLE_SHARE + PROFILE_SHARE
+        tuned = tune(
+            copy,
+            blocks,
+            training=training,
+            force=force,
+            choices=choices_for(training, with_compile, packing),
+            deadline_s=begun_s + budget_s * (1 - whole_share),
+            memory=memory,
+            progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.5 * share),
+        )
+        made = _plan_of(copy, blocks, tuned, training, force)
+        notices = list(made.notices)
+        whole: list[Whole] = []
+        if made.decisions and not force:
+            end_s = begun_s + budget_s
+            whole = _wholes(copy, made, workloads, profile, training, untimed, end_s, memory, say)
+            made, more = _without_wrong(made, whole)
+            notices += more
     if memory.notice:
         notices.append(memory.notice)
     say("done", 1.0)
@@ -221,25 +238,6 @@ def _copied_bytes(made: Plan) -> int:
     )
 
 
-@contextmanager
-def _unwelded(model: nn.Module) -> Iterator[None]:
-    """Inside, the model runs its own code; what was welded is welded again afterwards."""
-    decisions, made = decisions_of(model), plan_of(model)
-    undo(model)
-    try:
-        yield
-    finally:
-        _weld(model, decisions, made)
-
-
-def _weld(model: nn.Module, decisions: Sequence[Decision], made: Plan | None) -> None:
-    """Welds, and notes the plan that it was done by."""
-    if decisions:
-        weld(model, decisions)
-    if made is not None:
-        getattr(model, "_orig_mod", model).__dict__[PLAN_KEY] = made
-
-
 def _plan_of(
     model: nn.Module, blocks: Blocks, tuned: list[Planned], training: bool, force: bool
 ) -> Plan:
@@ -256,6 +254,8 @@ def _plan_of(
     )
 
 
+@all_or_nothing
+@undisturbed
 def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn.Module:
     """Weld a model as planned, in place; nothing is measured.
 
@@ -264,19 +264,16 @@ def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn
     out the blocks that do not fit the model. A model that is welded already is welded anew, by this
     plan alone.
     """
+    check_model("apply", model)
+    check_kind("apply", "plan", plan, Plan, "what tw.plan or tw.Plan.load returns")
     known(on_mismatch, ("raise", "verify", "skip"), "on_mismatch")
-    if not isinstance(plan, Plan):
-        raise TorchweldError(
-            f"apply takes a Plan, not {type(plan).__name__}; tw.Plan.load reads one"
-        )
     root = getattr(model, "_orig_mod", model)
-    with _unwelded(model):  # so that a plan that does not fit leaves the model as it was
-        decisions = fitting(root, plan, on_mismatch)
-    undo(model)
-    _weld(model, decisions, plan)
-    return model
+    with Apart() as apart:
+        decisions = apart(fitting, clone_to_run(root).model, plan, on_mismatch)
+    return reweld(model, decisions, plan)
 
 
+@all_or_nothing
 def fuse(
     model: nn.Module,
     inputs: Any,
@@ -297,12 +294,11 @@ def fuse(
         packing=packing,
         progress=progress,
     )
-    undo(model)
-    _weld(model, made.decisions, made)  # found in this very model: nothing to compare
-    return model
+    return reweld(model, made.decisions, made)  # found in this very model: nothing to compare
 
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a model was welded by, None if there is none."""
+    check_model("plan_of", model)
     found = getattr(model, "_orig_mod", model).__dict__.get(PLAN_KEY)
     return found if isinstance(found, Plan) and decisions_of(model) else None

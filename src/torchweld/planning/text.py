@@ -66,8 +66,13 @@ def _gain(one: Whole) -> str:
     low, high = one.interval
     speedup = one.speedup
     if one.verdict == "slower":
-        speedup, low, high = (1 / ratio if ratio else math.inf for ratio in (speedup, high, low))
+        speedup, low, high = _inverse(speedup), _inverse(high), _inverse(low)
     return f"{speedup:.2f}x {one.verdict} ({low:.2f}–{high:.2f}) at {one.workload}"
+
+
+def _inverse(speedup: float) -> float:
+    """How much slower; an interval of few rounds may start at 0."""
+    return 1 / speedup if speedup > 0 else math.inf
 
 
 def _whole(one: Whole) -> str:
