@@ -15,9 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
+from torchweld.apart import Apart, undisturbed
 from torchweld.arguments import check_flags, check_model
 from torchweld.discovery.candidates import Candidates
+from torchweld.discovery.cloning import Clone, clone_to_run
 from torchweld.discovery.found import Block, Blocks, Call, DType, Refusal
 from torchweld.discovery.reasons import Refused, defined_at
 from torchweld.discovery.recognising import Chain
@@ -26,7 +29,7 @@ from torchweld.discovery.recording import (
     Recording,
     TensorSpec,
     closed_reason,
-    preserved,
+    noticing,
     record,
 )
 from torchweld.discovery.tracing import own_tensors
@@ -35,11 +38,13 @@ from torchweld.inputs import Inputs, Workload, as_workloads
 from torchweld.paths import grouped_paths
 
 
+@undisturbed
 def find(model: nn.Module, inputs: Any, *, training: bool = False) -> Blocks:
     """What can be welded in `model`, run on `inputs`, and what cannot and why.
 
-    The model runs in eval mode without gradients, or, with `training=True`, in training mode with
-    them (forward only). It is left as it was. A model on meta is found in too, unconfirmed.
+    What runs is a copy of the model's structure on the same parameters, in eval mode without
+    gradients, or, with `training=True`, in training mode with them (forward only). The model itself
+    is left alone, and may be in use. A model on meta is found in too, unconfirmed.
     """
     check_model("find", model)
     check_flags("find", training=training)
@@ -52,21 +57,47 @@ def find(model: nn.Module, inputs: Any, *, training: bool = False) -> Blocks:
     workloads = as_workloads(inputs)
     if on_meta:
         workloads = [_on_meta(workload) for workload in workloads]
-    notices: list[str] = []
+    clone = clone_to_run(model)
+    root, notices = clone.model, list[str]()
     # Tensors made in inference mode could not be used afterwards.
-    with torch.inference_mode(False), preserved(model, notices):
-        if training != model.training or not training:
-            model.train(training)
+    with torch.inference_mode(False), noticing(clone, notices), Apart() as apart:
+        if training != root.training or not training:
+            root.train(training)
+        workloads = [rebound(workload, clone) for workload in workloads]
         with torch.set_grad_enabled(training):
-            runs = [(_runner(workload, model), workload.count) for workload in workloads]
-            recording = record(model, runs)
-        search = _Search(recording, Candidates(recording, confirm=not on_meta))
-        search.visit(model, "")
+            runs = [(_runner(workload, root), workload.count) for workload in workloads]
+            recording = record(root, runs)
+        _check_called(recording, workloads, root)
+        search = _Search(recording, Candidates(recording, confirm=not on_meta), apart)
+        search.visit(root, "")
     return search.result(notices, on_meta)
 
 
 def _runner(workload: Workload, model: nn.Module) -> Callable[[], object]:
     return lambda: workload.try_on(model)
+
+
+def rebound(workload: Workload, clone: Clone) -> Workload:
+    """The same call, with modules of the clone where modules of the model were arguments."""
+    if workload.inputs is None:
+        return workload
+    given = (workload.inputs.args, workload.inputs.kwargs)
+    args, kwargs = clone.rebound(given)
+    leaves = zip(tree_leaves(given), tree_leaves((args, kwargs)), strict=True)
+    if all(a is b for a, b in leaves):
+        return workload
+    inputs = type(workload.inputs)(*args, **kwargs)
+    return replace(workload, run=inputs.call, inputs=inputs)
+
+
+def _check_called(recording: Recording, workloads: Sequence[Workload], root: nn.Module) -> None:
+    for calls, workload in zip(recording.calls, workloads, strict=True):
+        if calls == 0 and workload.inputs is None and not closed_reason(root):
+            raise TorchweldError(
+                f"{workload.name!r} called no module of the model that it was given, a copy made "
+                "to be looked at; call what comes as the argument: lambda m: m(x), and not "
+                "lambda m: model(x)"
+            )
 
 
 def _on_meta(workload: Workload) -> Workload:
@@ -91,8 +122,8 @@ def _on_meta(workload: Workload) -> Workload:
 class _Search:
     """Walks a model from the outside in, and gathers blocks and refusals."""
 
-    def __init__(self, recording: Recording, candidates: Candidates) -> None:
-        self._recording, self._candidates = recording, candidates
+    def __init__(self, recording: Recording, candidates: Candidates, apart: Apart) -> None:
+        self._recording, self._candidates, self._apart = recording, candidates, apart
         self._order = {module: i for i, module in enumerate(recording.paths)}
         # A tied weight is used where it is called.
         self._used = {id(p) for module in recording.seen for p in module._parameters.values()}
@@ -110,7 +141,7 @@ class _Search:
         if closed:
             self._refuse(module, path, Refused(f"{closed}: nothing inside was looked at"))
             return
-        found = self._candidates.examine(module)
+        found = self._apart(self._candidates.examine, module)
         if isinstance(found, Chain):
             self._blocks[module] = self._block(module, path, found)
             return

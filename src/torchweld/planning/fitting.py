@@ -37,14 +37,14 @@ def structure_of(model: nn.Module) -> str:
 
 def fitting(root: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> list[Decision]:
     """The decisions that are to be carried out; raises if there is a mismatch that may not be."""
-    elsewhere, changed = mismatches(root, plan), changed_blocks(root, plan)
+    elsewhere = mismatches(root, plan)
+    decisions, changed = read_again(root, plan)
     if on_mismatch == "raise" and (elsewhere or changed):
         listed = [*elsewhere, *(f"{path or 'the model'}: {why}" for path, why in changed.items())]
         raise TorchweldError(
             f"the plan does not fit: {'; '.join(listed)}; plan again, or give "
             'on_mismatch="verify" or "skip"'
         )
-    decisions = [d for d in plan.decisions if d.block.path not in changed]
     if on_mismatch == "verify" and (elsewhere or changed):
         decisions = [d for d in decisions if _right(root, d)]
     return decisions
@@ -62,26 +62,31 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     return found
 
 
-def changed_blocks(model: nn.Module, plan: Plan) -> dict[str, str]:
-    """Path of each planned block that the model computes otherwise now -> what differs."""
+def read_again(model: nn.Module, plan: Plan) -> tuple[list[Decision], dict[str, str]]:
+    """Decisions about blocks as the model itself gives them; of the others, by path, what differs.
+
+    Where a block is valid, and what it depends on, is taken from the model alone.
+    """
     rereader = Rereader(model)
-    found = {}
+    fit: list[Decision] = []
+    changed: dict[str, str] = {}
     for one in plan.planned:
-        if one.welded and (why := _difference(rereader, plan, one)):
-            found[one.block.path] = why
-    return found
+        if one.welded:
+            found = _fit(rereader, plan, one)
+            if isinstance(found, Decision):
+                fit.append(found)
+            else:
+                changed[one.block.path] = found
+    return [d for d in fit if d.block.path not in changed], changed
 
 
-def _difference(rereader: Rereader, plan: Plan, one: Planned) -> str:
-    """What is wrong with a planned block, or differs from what the model gives; "" if nothing."""
+def _fit(rereader: Rereader, plan: Plan, one: Planned) -> Decision | str:
+    """What to do with a planned block, or what differs from what the model gives."""
     block = one.block
-    decision = Decision(block=block, by_rows=one.by_rows(), training=plan.training)
     try:
         from_plain(Planned, to_plain(one), "it")  # plain data: anybody can have changed it
     except RecordError as error:
         return str(error)
-    if problems := decision.problems():
-        return problems[0]
     now = rereader.read(block)
     if not isinstance(now, Block):
         return now.reason
@@ -94,9 +99,8 @@ def _difference(rereader: Rereader, plan: Plan, one: Planned) -> str:
             return f"{words} is {shown[0][:200]} in the model, and {shown[1][:200]} in the plan"
     if now.structure != block.structure:
         return f"computes {now.form} on other shapes, or in another way"
-    if any(domain not in now.valid for domain in block.valid):
-        return "is not known to compute it in all the calls that the plan tells of"
-    return ""
+    decision = Decision(block=now, by_rows=one.by_rows(), training=plan.training)
+    return next(iter(decision.problems()), "") or decision
 
 
 # What a block of a plan has besides, and one made by hand need not have.

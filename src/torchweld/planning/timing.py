@@ -25,7 +25,7 @@ from torchweld.hardware import hardware
 from torchweld.measuring import Comparison, compare
 from torchweld.measuring.rounds import FEWEST_ROUNDS
 from torchweld.planning.plan import Verdict
-from torchweld.swap import stats, undo, weld
+from torchweld.swap import set_face, stats, undo, weld
 from torchweld.welding.structure import KEY
 
 # More instances than this say nothing new, and would only take time.
@@ -57,11 +57,7 @@ class Face:
 
     def show(self) -> None:
         for module, kind, joint in self._states:
-            object.__setattr__(module, "__class__", kind)
-            if joint is None:
-                module.__dict__.pop(KEY, None)
-            else:
-                module.__dict__[KEY] = joint
+            set_face(module, kind, joint)
 
 
 class FaceSide:
