@@ -97,6 +97,9 @@ def _fit(rereader: Rereader, plan: Plan, one: Planned) -> Decision | str:
         if here != there:
             shown = [", ".join(map(str, v)) or "nothing" for v in (here, there)]
             return f"{words} is {shown[0][:200]} in the model, and {shown[1][:200]} in the plan"
+    beside = {other.name for domain in now.valid for other in domain.beside}
+    if odd := [name for name in block.ignores if name not in beside]:
+        return f"is not known to do without its argument {odd[0]}"
     if now.structure != block.structure:
         return f"computes {now.form} on other shapes, or in another way"
     decision = Decision(block=now, by_rows=one.by_rows(), training=plan.training)
