@@ -20,13 +20,15 @@ PACKAGE = Path(torchweld.__file__).parent
 
 # Data types and errors: they import nothing of ours but each other, never anything that computes.
 FOUNDATIONS = {
-    "errors": set(),
+    "texts": set(),
+    "errors": {"texts"},
     "interrupts": set(),
     "arguments": {"errors"},
     "cpuinfo": set(),
-    "hardware": {"errors", "cpuinfo"},
-    "records": {"errors"},
+    "hardware": {"errors", "cpuinfo", "files", "records"},
+    "records": {"errors", "texts"},
     "files": {"errors", "arguments"},
+    "saved": {"errors", "files", "records"},
     "figures": set(),
 }
 # Joined only by what composes them; a report shows profiles, so it knows what they are.

@@ -16,13 +16,13 @@ from torchweld.errors import TorchweldError
 from torchweld.files import GZIP
 from torchweld.profiler.live import profile
 from torchweld.profiler.profile import Check, Profile
-from torchweld.records import RecordError, from_plain, to_plain
+from torchweld.records import Measured, RecordError, from_plain, to_plain
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     name: str
-    values: tuple[float, ...] = ()
+    values: tuple[Measured, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,23 +11,20 @@ counts are compared nevertheless.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torchweld.arguments import check_kind
-from torchweld.errors import TorchweldError
-from torchweld.files import read_whole, write_whole
+from torchweld.files import MOST_BYTES
 from torchweld.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.profiler.account import Account, account
 from torchweld.profiler.costs import works_of
 from torchweld.profiler.profile import About, Profile
 from torchweld.profiler.traffic import round_trips_of
-from torchweld.records import RecordError, from_plain, to_plain
-
-FORMAT = 1
+from torchweld.records import Positive
+from torchweld.saved import Form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +55,7 @@ class Change:
     """Modules that changed alike, before and after: `modules` of them, with equal launches each."""
 
     path: str  # "layers.*.mlp"; "" for the model
-    modules: int
+    modules: Positive
     kinds: tuple[str, str]  # class names before and after
     own: bool  # only what is in none of the modules compared on lines of their own
     before: Amount
@@ -102,33 +99,25 @@ class Diff:
         return self.step_us[0] / self.step_us[1]
 
     def to_json(self) -> str:
-        return json.dumps({"torchweld_diff": FORMAT, **to_plain(self)}, allow_nan=False)
+        return FORM.text(self)
 
     @staticmethod
     def from_json(text: str) -> Diff:
         """The opposite of `to_json`."""
         check_kind("from_json", "text", text, str, "what to_json returned")
-        try:
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.pop("torchweld_diff", None) != FORMAT:
-                raise TorchweldError(
-                    f"this is not a diff of format {FORMAT} that torchweld saved; take it again"
-                )
-            return from_plain(Diff, data, "diff")
-        except (RecordError, json.JSONDecodeError) as error:
-            raise TorchweldError(f"the diff cannot be read: {error}") from error
+        return FORM.parse(text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
-        write_whole(path, self.to_json())
+        FORM.save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Diff:
         """The opposite of `save`."""
-        try:
-            return Diff.from_json(read_whole(path).decode())
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise TorchweldError(f"{path} cannot be read as a diff: {error}") from error
+        return FORM.load(path)
+
+
+FORM = Form(kind=Diff, what="diff", format=1, remedy="take it again", most_bytes=MOST_BYTES)
 
 
 def diff(a: Profile, b: Profile) -> Diff:

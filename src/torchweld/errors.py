@@ -3,11 +3,23 @@
 Every message says what was given, what is allowed, and what to do about it. All kinds derive from
 `TorchweldError`, which is a `ValueError`: something in the call or its surroundings can be put
 right. Broken invariants of our own are `assert`s.
+
+A message may quote names from models and files, so every line of it is cleaned.
 """
+
+from __future__ import annotations
+
+from torchweld.texts import clean
 
 
 class TorchweldError(ValueError):
-    """What was asked for cannot be done as asked."""
+    """What was asked for cannot be done as asked; each argument is one line of the message."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*(clean(str(line)) for line in lines))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class BlockError(TorchweldError):

@@ -24,7 +24,9 @@ from typing import Any
 import torch
 
 from torchweld.cpuinfo import Caches, identify
-from torchweld.errors import BuildError, NotMeasuredError
+from torchweld.errors import BuildError, NotMeasuredError, TorchweldError
+from torchweld.files import parse_json, read_json, write_whole
+from torchweld.records import Amount, Count, from_plain
 
 PACKAGE = Path(__file__).parent
 BUILD_INFO = PACKAGE / "_build_info.json"
@@ -192,17 +194,17 @@ class FmaPeak:
     """Multiply-adds, two operations each; 16-bit types are widened and computed in fp32."""
 
     dtype: str
-    threads: int
-    gflops: float
+    threads: Count
+    gflops: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPeak:
     """Bytes read from a working set that all threads share out among themselves."""
 
-    working_set_bytes: int
-    threads: int
-    gbps: float
+    working_set_bytes: Count
+    threads: Count
+    gbps: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,31 +231,8 @@ class Peaks:
 
     @staticmethod
     def from_json(text: str) -> Peaks:
-        """The opposite of `json.dumps(asdict(peaks))`; raises ValueError for anything else."""
-        try:
-            data = json.loads(text)
-            return Peaks(
-                fingerprint=str(data["fingerprint"]),
-                method=str(data["method"]),
-                fma=tuple(
-                    FmaPeak(
-                        dtype=str(row["dtype"]),
-                        threads=int(row["threads"]),
-                        gflops=float(row["gflops"]),
-                    )
-                    for row in data["fma"]
-                ),
-                read=tuple(
-                    ReadPeak(
-                        working_set_bytes=int(row["working_set_bytes"]),
-                        threads=int(row["threads"]),
-                        gbps=float(row["gbps"]),
-                    )
-                    for row in data["read"]
-                ),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a record of peaks: {error!r}") from error
+        """The opposite of `json.dumps(asdict(peaks))`; a TorchweldError for anything else."""
+        return from_plain(Peaks, parse_json(text), "peaks")
 
 
 def cache_dir() -> Path:
@@ -274,11 +253,8 @@ def peaks(measure: bool = False) -> Peaks | None:
         found = _measure_peaks(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Written aside and renamed, so that a reader never sees half a file.
-            fresh = path.with_name(f"{path.name}.{os.getpid()}")
-            fresh.write_text(json.dumps(asdict(found), indent=2) + "\n")
-            fresh.replace(path)
-        except OSError as error:
+            write_whole(path, json.dumps(asdict(found), indent=2) + "\n")
+        except (OSError, TorchweldError) as error:
             warnings.warn(
                 f"the measured peaks are not kept for later: {error}; set XDG_CACHE_HOME to a "
                 "folder that can be written",
@@ -287,8 +263,8 @@ def peaks(measure: bool = False) -> Peaks | None:
             )
         return found
     try:
-        kept = Peaks.from_json(path.read_text())
-    except (OSError, ValueError):
+        kept = from_plain(Peaks, read_json(path, "record of peaks"))
+    except TorchweldError:
         return None
     return kept if kept.fingerprint == key else None
 

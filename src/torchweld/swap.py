@@ -162,9 +162,9 @@ def _prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]
             )
         paths[id(one.module)] = path
     if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
         raise TorchweldError(
-            f"nothing was welded, because decisions do not fit the model:\n{listed}"
+            "nothing was welded, because decisions do not fit the model:",
+            *(f"  {problem}" for problem in problems),
         )
     return prepared
 

@@ -20,7 +20,7 @@ import torch
 from tests.benching.samples import FakeCompare
 from tests.cli.texts import line_with, squeezed
 
-from torchweld import hardware
+from torchweld import files, hardware
 from torchweld.benching import Bench, runtimes, timing
 from torchweld.errors import TorchweldError
 from torchweld.history import History, Recording
@@ -69,10 +69,10 @@ def test_files_are_written_whole_and_never_replaced_by_accident(
 def test_a_full_disk_does_not_take_the_tables_along(
     bench: Bencher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def full(self: Path, data: bytes) -> int:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(files, "_replace", full)
     code, out, err = bench(*SMALL, "--backend", "torch", "--out", str(tmp_path / "a.json"))
     assert code == 2
     assert "cannot be written: [Errno 28] No space left on device" in err

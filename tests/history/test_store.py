@@ -229,7 +229,9 @@ def test_a_row_that_is_damaged_is_named(path: Path) -> None:
     raw.close()
     with (
         History.open(path) as history,
-        pytest.raises(TorchweldError, match=r"run 1 in .* is damaged: fingerprint lacks key"),
+        pytest.raises(
+            TorchweldError, match=r"run 1 of main in .* is damaged: run\.fingerprint lacks key"
+        ),
     ):
         history.runs()
 

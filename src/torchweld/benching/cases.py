@@ -7,8 +7,9 @@ same ones without passing them around; 16-bit cells round them. M rows, K in, N 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,9 +18,12 @@ from numpy.typing import NDArray
 from torchweld.activations import parse_activation
 from torchweld.blocks import LayerForm
 from torchweld.errors import TorchweldError
+from torchweld.records import Length, Positive
 
 Array = NDArray[np.floating[Any]]
 SEED = 2024
+# Of rows or features in a file.
+MOST_ELEMENTS = 1 << 40
 
 # Torch's names, and how they are shown and may be typed.
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
@@ -40,7 +44,7 @@ class Mlp:
     With two sizes it is one Linear, and the activation has no say.
     """
 
-    sizes: tuple[int, ...]
+    sizes: Annotated[tuple[Positive, ...], Length(2, 100)]
     activation: str = "gelu"
     gated: bool = False
     bias: bool = True
@@ -131,9 +135,16 @@ class Case:
     """
 
     mlp: Mlp
-    lead: tuple[int, ...]
+    lead: Annotated[tuple[Positive, ...], Length(1, 64)]
     dtype: str = "float32"
     label: str = ""
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if self.dtype not in SHORT_DTYPES:
+            yield f"has dtype {self.dtype!r}; there are: {', '.join(SHORT_DTYPES)}"
+        if max(math.prod(self.lead), *self.mlp.sizes) > MOST_ELEMENTS:
+            yield f"has sizes of more than {MOST_ELEMENTS:,}"
 
     @property
     def rows(self) -> int:

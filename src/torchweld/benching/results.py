@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from torchweld.benching.cases import Case, Mlp
+from torchweld.benching.cases import Case
 from torchweld.errors import TorchweldError
 from torchweld.hardware import Peaks
 from torchweld.measuring import Comparison
+from torchweld.records import Count, Length, Measured, Ratio, from_plain, short
 
 KIND, VERSION = "torchweld.bench", 2
 PERCENTILES = (50, 95, 99)
@@ -28,9 +29,9 @@ class Check:
     """
 
     ok: bool
-    error_ratio: float
-    row_ratio: float
-    rms_ratio: float
+    error_ratio: Measured
+    row_ratio: Measured
+    rms_ratio: Measured
     reason: str | None
 
 
@@ -45,18 +46,18 @@ class Cost:
     cuda_us:      on a CUDA device, where there is one and it was asked for
     """
 
-    ops: int | None = None
-    buffers: int | None = None
-    host_us: float | None = None
-    cpu_us: float | None = None
-    cuda_us: float | None = None
+    ops: Count | None = None
+    buffers: Count | None = None
+    host_us: Measured | None = None
+    cpu_us: Measured | None = None
+    cuda_us: Measured | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
     """Single calls, as a user meets them."""
 
-    calls_us: tuple[float, ...]
+    calls_us: tuple[Ratio, ...]
 
     def percentile(self, percent: int) -> float:
         """NaN where too few calls lie beyond it."""
@@ -81,13 +82,13 @@ class Result:
     """
 
     name: str
-    us: float = math.nan
+    us: Ratio = math.nan
     kernel: str = ""
     check: Check | None = None
     refused: str = ""
     comparison: Comparison | None = None
     cost: Cost = field(default_factory=Cost)
-    copied_bytes: int = 0
+    copied_bytes: Count = 0
     latency: Latency | None = None
     callers: Comparison | None = None
 
@@ -109,9 +110,9 @@ class Cell:
     name: str
     case: Case | None
     dtype: str
-    flops: int
-    moved_bytes: int
-    weight_bytes: int
+    flops: Count
+    moved_bytes: Count
+    weight_bytes: Count
     results: tuple[Result, ...]
 
     def result(self, name: str) -> Result:
@@ -141,8 +142,8 @@ class Bench:
     torch: str
     cpu: str
     isa: str | None
-    threads: int
-    backends: tuple[str, ...]
+    threads: Count
+    backends: Annotated[tuple[str, ...], Length(1)]
     against: tuple[str, ...]
     cold: bool
     seconds: float
@@ -151,9 +152,9 @@ class Bench:
     notes: tuple[str, ...] = ()
     target: str = ""
     preset: str = ""
-    callers: int = 0
+    callers: Count = 0
     peaks: Peaks | None = None
-    cache: int = 0
+    cache: Count = 0
     cells: tuple[Cell, ...] = ()
     interrupted: bool = False
 
@@ -161,6 +162,14 @@ class Bench:
     def names(self) -> tuple[str, ...]:
         """Everybody, eager first and ours last, as columns stand."""
         return ("eager", *self.against, *reversed(self.backends))
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        for i, cell in enumerate(self.cells):
+            there = [result.name for result in cell.results]
+            if sorted(there) != sorted(self.names):
+                listed = ", ".join(there) or "nobody"
+                yield f"has cells[{i}] with results of {listed}; needed are {', '.join(self.names)}"
 
     @property
     def first(self) -> str:
@@ -200,22 +209,19 @@ class Bench:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Bench:
-        given = (data.get("kind"), data.get("version"))
+        """The opposite of `to_dict`; a TorchweldError that says what does not fit."""
+        if not isinstance(data, Mapping):
+            raise TorchweldError(f"the bench is a {type(data).__name__}, no object")
+        given = data.get("kind"), data.get("version")
         if given != (KIND, VERSION):
             raise TorchweldError(
-                f"kind and version are {given}, and must be {(KIND, VERSION)}; load what "
-                "torchweld bench --json wrote with the same release"
+                f"kind and version are {' and '.join(map(short, given))}, and must be {KIND!r} and "
+                f"{VERSION}; load what torchweld bench --json wrote with the same release"
             )
-        fields = {f.name: data[f.name] for f in dataclasses.fields(Bench)}
-        for name in ("backends", "against", "notes"):
-            fields[name] = tuple(fields[name])
-        if fields["peaks"] is not None:
-            fields["peaks"] = Peaks.from_json(json.dumps(fields["peaks"]))
-        fields["cells"] = tuple(_cell(cell) for cell in data["cells"])
-        return Bench(**fields)
+        return from_plain(Bench, _unmarked(dict(data)), "bench")
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False)
+        return json.dumps(self.to_dict(), allow_nan=False)
 
 
 def plain_cell(cell: Cell) -> dict[str, Any]:
@@ -238,24 +244,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _cell(data: Mapping[str, Any]) -> Cell:
-    case = data["case"]
-    if case is not None:
-        mlp = Mlp(**{**case["mlp"], "sizes": tuple(case["mlp"]["sizes"])})
-        case = Case(**{**case, "mlp": mlp, "lead": tuple(case["lead"])})
-    results = tuple(_result(result) for result in data["results"])
-    return Cell(**{**data, "case": case, "results": results})
-
-
-def _result(data: Mapping[str, Any]) -> Result:
-    check, latency = data["check"], data["latency"]
-    restored: dict[str, Any] = {"us": float(data["us"]), "cost": Cost(**data["cost"])}
-    if check is not None:
-        ratios = {name: float(check[name]) for name in ("error_ratio", "row_ratio", "rms_ratio")}
-        restored["check"] = Check(**{**check, **ratios})
-    if latency is not None:
-        restored["latency"] = Latency(calls_us=tuple(latency["calls_us"]))
-    for name in ("comparison", "callers"):
-        if data[name] is not None:
-            restored[name] = Comparison.from_dict(data[name])
-    return Result(**{**data, **restored})
+def _unmarked(data: Any) -> Any:
+    """Without the kind and version of the bench, and of each comparison in it."""
+    if isinstance(data, list):
+        return [_unmarked(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    kept = {name: item for name, item in data.items() if name not in ("kind", "version")}
+    for name in ("cells", "results", "comparison", "callers"):
+        if isinstance(kept.get(name), (list, dict)):
+            kept[name] = _unmarked(kept[name])
+    return kept

@@ -28,6 +28,7 @@ from torchweld.files import write_whole
 from torchweld.names import known
 from torchweld.planning.plan import Plan
 from torchweld.report.bench import bench_head, bench_sections, note_lines
+from torchweld.texts import clean_lines
 
 FILE = click.Path(path_type=Path, dir_okay=True)
 
@@ -133,7 +134,7 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
     if options["json_wanted"]:
         click.echo(done.to_json())
     elif options["csv_wanted"]:
-        click.echo(csv_text(done), nl=False)
+        click.echo(clean_lines(csv_text(done)), nl=False)
     else:
         console = screen()
         put(bench_sections(done, summarise(done), console.width), console)

@@ -121,4 +121,4 @@ def fuse(
 
 
 def _lines(made: Plan, notes: tuple[str, ...]) -> list[str]:
-    return [str(made), *(f"note: {note}" for note in notes)]
+    return [*str(made).split("\n"), *(f"note: {note}" for note in notes)]

@@ -12,7 +12,7 @@ import click
 from torchweld.cli.screen import put, screen
 from torchweld.figures import counted
 from torchweld.history.comparing import compare_runs
-from torchweld.history.finding import find_run, runs_of
+from torchweld.history.finding import entries_of, find_run
 from torchweld.history.store import History
 from torchweld.report.runs import (
     compared_data,
@@ -21,6 +21,7 @@ from torchweld.report.runs import (
     run_list,
     run_sections,
 )
+from torchweld.texts import clean
 
 FILE = click.Path(path_type=Path, dir_okay=True)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -113,12 +114,12 @@ def forget(context: click.Context, name: str, file: Path | None, json_wanted: bo
     """Delete all runs of NAME, baselines too."""
     file, json_wanted = _given(context, file, json_wanted)
     with History.open(file) as opened:
-        runs_of(opened, name)
+        entries_of(opened, name)
         count = opened.forget(name)
     if json_wanted:
         click.echo(json.dumps({"name": name, "forgotten": count}))
     else:
-        click.echo(f"forgot {counted(count, 'run')} of {name}")
+        click.echo(f"forgot {counted(count, 'run')} of {clean(name)}")
     return 0
 
 
@@ -132,7 +133,7 @@ def _given(
 
 def _list(file: Path | None, json_wanted: bool, name: str | None) -> int:
     with History.open(file) as opened:
-        runs = opened.runs() if name is None else runs_of(opened, name)
+        runs = opened.entries() if name is None else entries_of(opened, name)
     if json_wanted:
         click.echo(json.dumps([run_data(run, cells=False) for run in runs]))
     else:

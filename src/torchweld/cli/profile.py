@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,7 +50,7 @@ def load_recorded(path: Path) -> Profile:
             zipped = file.read(len(GZIP)) == GZIP
         with gzip.open(path) if zipped else path.open("rb") as file:
             start = file.read(64)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TorchweldError(
             f"{path} cannot be read: {error}; give a trace of torch.profiler, a profile saved with "
             "--save, or a model"

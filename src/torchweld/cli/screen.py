@@ -10,7 +10,8 @@ import click
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from torchweld.report.style import WIDTH, to_text
+from torchweld.report.style import WIDTH, Harmless, to_text
+from torchweld.texts import clean
 
 
 def screen() -> Console:
@@ -26,7 +27,7 @@ def put(parts: Iterable[RenderableType], console: Console) -> None:
         click.echo(to_text(parts, console.width), nl=False)
         return
     for part in parts:
-        console.print(part)
+        console.print(Harmless(part))
 
 
 @contextmanager
@@ -48,5 +49,5 @@ def progress_shown() -> Iterator[Callable[[str, float], None]]:
     with shown:
         task = shown.add_task("", total=1.0)
         yield lambda doing, done: shown.update(
-            task, description=doing, completed=done, refresh=True
+            task, description=clean(doing), completed=done, refresh=True
         )

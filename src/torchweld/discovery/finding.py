@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torchweld.apart import Apart, undisturbed
 from torchweld.arguments import check_flags, check_model
 from torchweld.discovery.candidates import Candidates
 from torchweld.discovery.cloning import Clone, clone_to_run
-from torchweld.discovery.found import Block, Blocks, Call, Refusal
+from torchweld.discovery.found import Block, Blocks, Call, DType, Refusal
 from torchweld.discovery.reasons import Refused, defined_at
 from torchweld.discovery.recognising import Chain
 from torchweld.discovery.recording import (
@@ -304,5 +304,5 @@ def _uncalled(names: Sequence[str], where: str) -> Refused:
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> DType:
+    return cast(DType, str(dtype).removeprefix("torch."))

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
 
 from torchweld.discovery.candidates import check_state
 from torchweld.discovery.cloning import structural_clone
-from torchweld.discovery.found import Beside, Block, Call, Refusal
+from torchweld.discovery.found import Beside, Block, Call, DType, Refusal
 from torchweld.discovery.reasons import Refused
 from torchweld.discovery.recognising import Chain
 from torchweld.discovery.recording import MOST_KINDS, Signature, TensorSpec
@@ -69,7 +70,7 @@ class Rereader:
             argument=chain.argument,
             in_features=chain.in_features,
             out_features=chain.out_features,
-            dtype=str(chain.dtype).removeprefix("torch."),
+            dtype=cast(DType, str(chain.dtype).removeprefix("torch.")),
             covers=tuple(name for name, _ in module.named_modules() if name),
             dropout=chain.dropout,
             scale=chain.scale,

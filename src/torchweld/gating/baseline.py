@@ -14,6 +14,7 @@ from torchweld.errors import TorchweldError
 from torchweld.gating.counters import Counters
 from torchweld.gating.timing import KeptTime
 from torchweld.history import Fingerprint, History, Run, of_comparison
+from torchweld.history.runs import Damaged
 from torchweld.history.samples import to_comparison
 from torchweld.measuring import Comparison
 from torchweld.names import known
@@ -56,7 +57,7 @@ def save_baseline(
 
 def load_baseline(history: History, name: str, what: str, command: str) -> Baseline:
     """The newest complete one; `command` makes it, for the message where there is none."""
-    runs = [run for run in history.runs(kind="gate") if run.finished]
+    runs = [run for run in history.entries(kind="gate") if run.finished]
     names = sorted({run.name for run in runs})
     remedy = f"this makes it: {command}"
     if not names:
@@ -65,13 +66,16 @@ def load_baseline(history: History, name: str, what: str, command: str) -> Basel
         known(name, names, "baseline")
     except TorchweldError as error:
         raise TorchweldError(f"{error}; {remedy}") from None
-    found = next((run for run in runs if (run.name, run.what) == (name, what)), None)
+    there = [run for run in runs if run.name == name]
+    found = next((run for run in there if isinstance(run, Damaged) or run.what == what), None)
+    if isinstance(found, Damaged):  # it may be the one, and one before it would be another
+        raise TorchweldError(f"{history.damaged(found)}; {remedy}")
     if found is None:
-        listed = ", ".join(sorted({repr(run.what) for run in runs if run.name == name}))
+        listed = ", ".join(sorted({repr(run.what) for run in there if isinstance(run, Run)}))
         raise TorchweldError(f"the baseline {name!r} has no {what!r}, but {listed}; {remedy}")
     try:
         return _read(found)
-    except (TorchweldError, KeyError, TypeError) as error:
+    except TorchweldError as error:
         raise TorchweldError(
             f"the baseline {name!r} in {history.path} cannot be read by this torchweld: {error}; "
             f"{remedy}"
@@ -86,13 +90,18 @@ def _read(run: Run) -> Baseline:
     for cell in run.cells:
         if cell.cell.startswith(TIME):
             data = dict(cell.data)
-            times.setdefault(data.pop("workload"), []).append(to_comparison(data, cell.samples))
+            workload = data.pop("workload", None)
+            if not isinstance(workload, str):
+                raise RecordError(f"the time {cell.cell!r} does not say of which workload it is")
+            times.setdefault(workload, []).append(to_comparison(data, cell.samples))
+    kept = tuple(KeptTime(workload=name, comparisons=tuple(all_)) for name, all_ in times.items())
+    for one in kept:
+        for problem in one.problems():
+            raise RecordError(f"the time of {one.workload} {problem}")
     return Baseline(
         plan=from_plain(Plan, plan.data, "plan"),
         counters=from_plain(Counters, counters.data, "counters"),
-        times=tuple(
-            KeptTime(workload=name, comparisons=tuple(found)) for name, found in times.items()
-        ),
+        times=kept,
         fingerprint=run.fingerprint,
         created=run.created,
         settings=dict(run.settings),

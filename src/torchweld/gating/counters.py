@@ -23,6 +23,7 @@ from torchweld.profiler.events import Recording
 from torchweld.profiler.instrument import Roots, instrumented
 from torchweld.profiler.launches import launches_of, nodes_of_recording
 from torchweld.profiler.steps import model_step
+from torchweld.records import Count
 from torchweld.swap import stats
 
 # In this order; less is better.
@@ -43,7 +44,7 @@ class Counters:
     Every module that can be seen has an entry. `welded` are the paths of the blocks that run fused.
     """
 
-    own: dict[str, dict[str, int]]
+    own: dict[str, dict[str, Count]]
     welded: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)  # path -> why calls ran the original
 

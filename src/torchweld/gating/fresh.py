@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.files import read_json
 from torchweld.gating.subject import Clock, Subject
 from torchweld.gating.timing import measure_welded
 from torchweld.gating.welding import both_faces, fit_of
@@ -78,7 +79,7 @@ def ask(request: Request) -> Comparison:
             errors="replace",
         )
         if done.returncode == 0 and answered.exists():
-            return Comparison.from_json(answered.read_text())
+            return Comparison.from_dict(read_json(answered, "comparison"))
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()][-LOG_LINES:]
     raise NotMeasuredError(
         f"{request.target} could not be timed in a process of its own, which ended with "
@@ -110,7 +111,7 @@ def answer(request: Request) -> Comparison:
 
 def main(arguments: Sequence[str]) -> None:
     asked, answered = map(Path, arguments)
-    request = from_plain(Request, json.loads(asked.read_text()), "request")
+    request = from_plain(Request, read_json(asked, "request"), "request")
     torch.set_num_threads(request.threads)
     answered.write_text(answer(request).to_json())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,13 @@ class KeptTime:
 
     workload: str
     comparisons: tuple[Comparison, ...]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file: only what was measured is kept."""
+        for one in self.comparisons:
+            figures = (one.speedup, *one.interval, one.baseline_us)
+            if not all(0 < figure < math.inf for figure in figures):
+                yield f"has the speed-up {one.speedup} in {one.interval}; expected are times"
 
     @property
     def speedup(self) -> float:

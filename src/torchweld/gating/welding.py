@@ -12,8 +12,8 @@ from torchweld.decisions import Decision
 from torchweld.discovery.found import Refusal
 from torchweld.discovery.rereading import reread
 from torchweld.errors import TorchweldError
+from torchweld.planning.fitting import read_again
 from torchweld.planning.plan import Plan
-from torchweld.planning.planner import changed_blocks
 from torchweld.planning.timing import Face, faces
 from torchweld.planning.tuning import module_of
 from torchweld.swap import undo, weld
@@ -29,15 +29,16 @@ class Fit:
 
 def fit_of(model: nn.Module, plan: Plan) -> Fit:
     """The model is unwelded, and stays so. Where the plan was made does not matter here."""
-    found, changed = Fit(), changed_blocks(model, plan)
+    found = Fit()
+    decisions, changed = read_again(model, plan)
     for decision in plan.decisions:
-        block = decision.block
-        path = block.path
+        path = decision.block.path
         if path in changed:
-            now = reread(model, block)  # which has the op and the line too
+            now = reread(model, decision.block)  # which has the op and the line too
             refused = now if isinstance(now, Refusal) else None
             found.unfit[path] = refused or _refusal(decision, changed[path])
-            continue
+    for decision in decisions:
+        path = decision.block.path
         try:
             weld(model, [decision])
         except TorchweldError as error:

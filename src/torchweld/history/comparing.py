@@ -31,7 +31,7 @@ def figures_of(cell: RunCell) -> list[Figure]:
     for figure in (*_of_samples(cell), *_of_data(cell.data)):
         # A series says the same as the figure that was made of it, and is the better witness.
         found.setdefault(figure.label, figure)
-    return [figure for figure in found.values() if math.isfinite(figure.value)]
+    return [figure for figure in found.values() if 0 < figure.value < math.inf]
 
 
 def _of_samples(cell: RunCell) -> Iterator[Figure]:
@@ -42,9 +42,16 @@ def _of_samples(cell: RunCell) -> Iterator[Figure]:
         if name.endswith(LOG_RATIOS):
             prefix = name.removesuffix(LOG_RATIOS).rstrip(" _./:")
             label = f"{prefix} speed-up".lstrip()
-            yield Figure(label=label, kind="speed-up", value=math.exp(middle))
+            yield Figure(label=label, kind="speed-up", value=_exp(middle))
         else:
             yield Figure(label=name, kind="time", value=middle)
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:  # in a file that somebody has edited
+        return math.inf
 
 
 def _of_data(data: Mapping[str, Any], prefix: str = "") -> Iterator[Figure]:

@@ -6,7 +6,7 @@ import re
 
 from torchweld.errors import TorchweldError
 from torchweld.figures import counted
-from torchweld.history.runs import Run
+from torchweld.history.runs import Damaged, Run
 from torchweld.history.store import History
 from torchweld.names import known
 
@@ -16,23 +16,26 @@ REFERENCE = re.compile(r"([^~]+)(?:~(\d+))?")
 def find_run(history: History, reference: str) -> Run:
     """The newest run of a name, or that many before it; finished or not."""
     match = REFERENCE.fullmatch(reference)
-    if match is None:
+    if match is None or len(match[2] or "") > 9:
         raise TorchweldError(
             f"{reference!r} names no run; give a name, or name~1 for the run before the newest"
         )
     name, back = match[1], int(match[2] or 0)
-    runs = runs_of(history, name)
+    runs = entries_of(history, name)
     if back >= len(runs):
         raise TorchweldError(
             f"there is no {reference}: {counted(len(runs), 'run')} of that name, the oldest is "
             f"{reference_of(name, len(runs) - 1)}"
         )
-    return runs[back]
+    found = runs[back]
+    if isinstance(found, Damaged):
+        raise history.damaged(found)
+    return found
 
 
-def runs_of(history: History, name: str) -> list[Run]:
+def entries_of(history: History, name: str) -> list[Run | Damaged]:
     """All runs of a name, the newest first; an unknown name is an error with the nearest one."""
-    there = history.runs()
+    there = history.entries()
     if not there:
         raise TorchweldError(f"the history {history.path} is empty; --save NAME keeps a run")
     known(name, sorted({run.name for run in there}), "run")

@@ -18,6 +18,7 @@ MEANINGS = {
     "locked": "another process holds it and did not let go; end that one, or try again later",
     "readonly": f"it, or its folder, cannot be written; {ELSEWHERE}",
     "unable to open": f"it, or its folder, cannot be written or read; {ELSEWHERE}",
+    "no such": f"its tables are not those of a history; {ELSEWHERE}",
     "full": f"the disk is full, and nothing of this was written; free some space, or {ELSEWHERE}",
     "disk I/O": f"the disk does not read or write it; {ELSEWHERE}",
 }
@@ -32,3 +33,7 @@ def explained(path: Path) -> Iterator[None]:
         said = str(error)
         meant = next((text for key, text in MEANINGS.items() if key in said), ELSEWHERE)
         raise TorchweldError(f"the history {path} cannot be used ({said}): {meant}") from error
+    except UnicodeDecodeError as error:  # a message of SQLite that quotes what is damaged
+        raise TorchweldError(
+            f"the history {path} cannot be used: {MEANINGS['malformed']}"
+        ) from error

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torchweld import hardware
 from torchweld.history.places import commit_of
+from torchweld.records import Bounds, Count, Length, Measured, Word
 
 Kind = Literal["bench", "gate", "fuse", "profile"]
 
@@ -22,15 +23,15 @@ PACKAGES = ("onnxruntime", "openvino", "transformers")
 class Fingerprint:
     """Where a run was measured. Times are comparable where `key` is the same."""
 
-    key: str  # of torchweld.hardware: CPU, instruction set, torch, threads, kernels
-    cpu: str
-    isa: str | None
-    torch: str
-    threads: int
-    torchweld: str
-    kernels: str | None  # hash of the sources the compiled part was built from
-    versions: dict[str, str] = field(default_factory=dict)
-    commit: str | None = None  # checked out in the current folder
+    key: Word  # of torchweld.hardware: CPU, instruction set, torch, threads, kernels
+    cpu: Word
+    isa: Word | None
+    torch: Word
+    threads: Count
+    torchweld: Word
+    kernels: Word | None  # hash of the sources the compiled part was built from
+    versions: dict[str, Word] = field(default_factory=dict)
+    commit: Word | None = None  # checked out in the current folder
 
     def differences(self, other: Fingerprint) -> list[str]:
         """What is not the same in words, the commit left out: that one is meant to differ."""
@@ -87,7 +88,32 @@ class RunCell:
 
     cell: str
     data: dict[str, Any]
-    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    samples: dict[str, tuple[Measured, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """What stands in the row of a run."""
+
+    id: Count
+    name: Annotated[str, Length(1, 100)]
+    kind: Word
+    what: str  # the target or the grid, in words
+    created: Annotated[str, Length(1, 64)]  # ISO, UTC
+    fingerprint: Fingerprint
+    settings: dict[str, Any]
+    summary: dict[str, Any] | None
+    finished: Annotated[int, Bounds(0, 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """A run whose row makes no sense; it keeps its place among those of its name."""
+
+    id: int
+    name: str
+    finished: bool
+    problem: str
 
 
 @dataclass(frozen=True, kw_only=True)

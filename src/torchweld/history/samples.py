@@ -56,7 +56,3 @@ def encoded_samples(samples: Mapping[str, Sequence[float]]) -> str:
     return encoded(
         {name: [float(v) for v in series] for name, series in samples.items()}, "samples"
     )
-
-
-def decoded_samples(text: str) -> dict[str, tuple[float, ...]]:
-    return {name: tuple(map(float, series)) for name, series in json.loads(text).items()}

@@ -7,7 +7,6 @@ for each other. `user_version` is the version of the tables, `application_id` sa
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +17,13 @@ from types import TracebackType
 from typing import Any, get_args
 
 from torchweld.errors import TorchweldError
+from torchweld.files import parse_json
 from torchweld.history.places import FOLDER, history_path
 from torchweld.history.problems import explained
-from torchweld.history.runs import Fingerprint, Kind, Run, RunCell, fingerprint_here
-from torchweld.history.samples import decoded_samples, encoded, encoded_samples
+from torchweld.history.runs import Damaged, Kind, Run, RunCell, RunRow, fingerprint_here
+from torchweld.history.samples import encoded, encoded_samples
 from torchweld.names import known
-from torchweld.records import RecordError, from_plain, to_plain
+from torchweld.records import from_plain, to_plain
 
 APPLICATION = int.from_bytes(b"twld", "big")
 VERSION = 1
@@ -96,6 +96,7 @@ class History:
                 timeout=WAIT_S,
                 isolation_level=None,
             )
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
         try:
             with explained(where):
                 _prepare(connection, where)
@@ -140,7 +141,15 @@ class History:
         return Recording(self, made.lastrowid, name)
 
     def runs(self, name: str | None = None, kind: Kind | None = None) -> list[Run]:
-        """Those of a name and a kind, or all, the newest first."""
+        """Those of a name and a kind, or all, the newest first; raises if one is damaged."""
+        found = self.entries(name, kind)
+        for one in found:
+            if isinstance(one, Damaged):
+                raise self.damaged(one)
+        return [one for one in found if isinstance(one, Run)]
+
+    def entries(self, name: str | None = None, kind: Kind | None = None) -> list[Run | Damaged]:
+        """The same, with those that are damaged among them."""
         wanted = {"name": name, "kind": kind}
         given = {key: value for key, value in wanted.items() if value is not None}
         clause = " AND ".join(f"{key} = :{key}" for key in given)
@@ -150,7 +159,7 @@ class History:
                 "ORDER BY id DESC",
                 given,
             ).fetchall()
-        return [self._run(row) for row in rows]
+        return [self._entry(row) for row in rows]
 
     def latest(self, name: str, kind: Kind | None = None, what: str | None = None) -> Run | None:
         """The newest run that was finished."""
@@ -162,36 +171,54 @@ class History:
         with self._writing() as connection:
             return connection.execute("DELETE FROM run WHERE name = ?", (name,)).rowcount
 
-    def _run(self, row: Sequence[Any]) -> Run:
-        number, name, kind, what, created, fingerprint, settings, summary, finished = row
+    def _entry(self, row: Sequence[Any]) -> Run | Damaged:
+        values = dict(zip(RUN_COLUMNS.split(", "), row, strict=True))
         try:
-            return Run(
-                id=number,
-                name=name,
-                kind=kind,
-                what=what,
-                created=created,
-                fingerprint=from_plain(Fingerprint, json.loads(fingerprint), "fingerprint"),
-                settings=json.loads(settings),
-                summary=None if summary is None else json.loads(summary),
-                finished=bool(finished),
-                read=lambda: self._cells(number),
+            for column in ("fingerprint", "settings", "summary"):
+                if values[column] is not None:
+                    values[column] = parse_json(values[column])
+            found = from_plain(RunRow, values, "run")
+        except TorchweldError as error:
+            return Damaged(
+                id=values["id"],
+                name=str(values["name"]),
+                finished=bool(values["finished"]),
+                problem=str(error),
             )
-        except (RecordError, ValueError, TypeError) as error:
-            raise _damaged(self.path, number, error) from error
+        return Run(
+            id=found.id,
+            name=found.name,
+            kind=found.kind,
+            what=found.what,
+            created=found.created,
+            fingerprint=found.fingerprint,
+            settings=found.settings,
+            summary=found.summary,
+            finished=bool(found.finished),
+            read=lambda: self._cells(found.id, found.name),
+        )
 
-    def _cells(self, number: int) -> tuple[RunCell, ...]:
+    def _cells(self, number: int, name: str) -> tuple[RunCell, ...]:
         with explained(self.path):
             rows = self._connection.execute(
                 "SELECT cell, data, samples FROM cell WHERE run = ? ORDER BY number", (number,)
             ).fetchall()
+        found: list[RunCell] = []
         try:
-            return tuple(
-                RunCell(cell=cell, data=json.loads(data), samples=decoded_samples(samples))
-                for cell, data, samples in rows
-            )
-        except (ValueError, TypeError, AttributeError) as error:
-            raise _damaged(self.path, number, error) from error
+            for cell, data, samples in rows:
+                values = {"cell": cell, "data": parse_json(data), "samples": parse_json(samples)}
+                found.append(from_plain(RunCell, values, f"cell {len(found)}"))
+        except TorchweldError as error:
+            one = Damaged(id=number, name=name, finished=True, problem=str(error))
+            raise self.damaged(one) from error
+        return tuple(found)
+
+    def damaged(self, one: Damaged) -> TorchweldError:
+        """What to say of a run that makes no sense."""
+        return TorchweldError(
+            f"run {one.id} of {one.name[:100]} in {self.path} is damaged: {one.problem}; "
+            "torchweld history forget deletes all runs of a name"
+        )
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -253,7 +280,10 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Our own folder, in somebody's work tree: git need not show it.
         if folder.name == FOLDER and not (folder / ".gitignore").exists():
-            (folder / ".gitignore").write_text("*\n")
+            with (folder / ".gitignore").open("x") as file:
+                file.write("*\n")
+    except FileExistsError:  # made by another process meanwhile
+        return
     except OSError as error:
         raise TorchweldError(
             f"the history cannot be made in {folder}: {error.strerror or error}; choose a folder "
@@ -263,6 +293,7 @@ def _make_folder(folder: Path) -> None:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Checks that the file is whole and ours; makes the tables in an empty one."""
+    connection.execute("PRAGMA trusted_schema = OFF")  # no function runs because a file says so
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
     (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -282,6 +313,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise TorchweldError(
             f"{path} is a database of another program; give another file with --history FILE"
         )
+    if version < 1:
+        raise TorchweldError(
+            f"{path} is damaged: its tables have version {version}, which no torchweld wrote; give "
+            "another file with --history FILE"
+        )
     if version > VERSION:
         raise TorchweldError(
             f"{path} was written by a newer torchweld: its tables have version {version}, this one "
@@ -291,9 +327,3 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-
-
-def _damaged(path: Path, number: int, error: Exception) -> TorchweldError:
-    return TorchweldError(
-        f"run {number} in {path} is damaged: {error}; move the file away to begin a new one"
-    )

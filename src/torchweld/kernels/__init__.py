@@ -14,7 +14,7 @@ import torch
 
 from torchweld.errors import BlockError, UnsupportedError
 from torchweld.kernels import compiled, cpu, fused_torch, reference
-from torchweld.kernels.base import Backend, Block, Runner, refusal_text
+from torchweld.kernels.base import Backend, Block, Runner, refusal_lines
 from torchweld.names import known
 
 BACKENDS: tuple[Backend, ...] = (
@@ -84,12 +84,12 @@ def select(
         if name in refusals:
             others = ", ".join(b.name for b in usable)
             remedy = f"these can: {others}" if others else "no other backend can either"
-            text = refusal_text(name, mode, block, refusals[name].reasons)
-            raise UnsupportedError(f"{text}\n{remedy}")
+            lines = refusal_lines(name, mode, block, refusals[name].reasons)
+            raise UnsupportedError(*lines, remedy)
         return Choice(backend=next(b for b in usable if b.name == name), passed_over=())
     if not usable:
-        listed = "\n".join(f"  {refusal}" for refusal in refusals.values())
-        raise UnsupportedError(f"no backend can run {block}:\n{listed}")
+        listed = [f"  {refusal}" for refusal in refusals.values()]
+        raise UnsupportedError(f"no backend can run {block}:", *listed)
     order = [b.name for b in backends]
     before = order[: order.index(usable[0].name)]
     return Choice(backend=usable[0], passed_over=tuple(refusals[n] for n in before))

@@ -148,13 +148,13 @@ def check_build(backend: Backend, block: Block, tensors: Sequence[Tensor], mode:
         )
     reasons = backend.unsupported_reasons(block, (), *kinds.pop(), mode)
     if reasons:
-        raise UnsupportedError(refusal_text(backend.name, mode, block, reasons))
+        raise UnsupportedError(*refusal_lines(backend.name, mode, block, reasons))
     return mode
 
 
-def refusal_text(name: str, mode: str | None, block: Block, reasons: Sequence[str]) -> str:
+def refusal_lines(name: str, mode: str | None, block: Block, reasons: Sequence[str]) -> list[str]:
     what = f"{name} in mode {mode}" if mode else name
-    return "\n".join([f"backend {what} cannot run {block}:", *(f"  - {r}" for r in reasons)])
+    return [f"backend {what} cannot run {block}:", *(f"  - {r}" for r in reasons)]
 
 
 def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:

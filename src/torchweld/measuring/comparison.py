@@ -4,14 +4,18 @@
 that every figure in it can be computed anew.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torchweld.errors import TorchweldError
+from torchweld.files import parse_json
+from torchweld.records import Count, Measured, Ratio, from_plain, short, to_plain
+from torchweld.texts import clean
 
 Verdict = Literal["faster", "slower", "same", "not measured"]
 
@@ -45,29 +49,32 @@ class Comparison:
     candidate: str
     verdict: Verdict
     reason: str
-    speedup: float
-    interval: tuple[float, float]
+    speedup: Ratio
+    interval: tuple[Measured, Measured]
     confidence: float
-    rounds: int
-    discarded: int
-    baseline_us: float
-    candidate_us: float
-    noise: float | None
+    rounds: Count
+    discarded: Count
+    baseline_us: Ratio
+    candidate_us: Ratio
+    noise: Measured | None
     threshold: float
     cold: bool
-    threads: int
+    threads: Count
     seed: int
     elapsed_s: float
-    log_ratios: tuple[float, ...]
-    control_log_ratios: tuple[float, ...]
+    log_ratios: tuple[Measured, ...]
+    control_log_ratios: tuple[Measured, ...]
 
     def __str__(self) -> str:
+        return clean(self._sentence())
+
+    def _sentence(self) -> str:
         low, high = self.interval
         if self.verdict == "faster":
             figures = f"{self.speedup:.2f} ({low:.2f}-{high:.2f})"
             return f"{self.candidate} ran {figures} times faster than {self.baseline}"
         if self.verdict == "slower":
-            figures = f"{1 / self.speedup:.2f} ({1 / high:.2f}-{1 / low:.2f})"
+            figures = f"{_inverse(self.speedup)} ({_inverse(high)}-{_inverse(low)})"
             return f"{self.candidate} ran {figures} times slower than {self.baseline}"
         if self.verdict == "same":
             figures = f"{self.speedup:.2f} ({low:.2f}-{high:.2f})"
@@ -76,52 +83,33 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON. A float that JSON cannot hold becomes "nan", "inf" or "-inf"."""
-        fields = {field.name: _plain(getattr(self, field.name)) for field in _FIELDS}
+        fields = {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"kind": _KIND, "version": _VERSION, **fields}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Comparison":
-        given = (data.get("kind"), data.get("version"))
+    def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
+        """The opposite of `to_dict`; a TorchweldError that says what does not fit."""
+        if not isinstance(data, Mapping):
+            raise TorchweldError(f"the comparison is a {type(data).__name__}, no object")
+        given = data.get("kind"), data.get("version")
         if given != (_KIND, _VERSION):
             raise TorchweldError(
-                f"kind and version are {given}, and must be {(_KIND, _VERSION)}; "
-                "load what Comparison.to_json wrote with the same release"
+                f"kind and version are {' and '.join(map(short, given))}, and must be {_KIND!r} "
+                f"and {_VERSION}; load what Comparison.to_json wrote with the same release"
             )
-        missing = [field.name for field in _FIELDS if field.name not in data]
-        if missing:
-            raise TorchweldError(
-                f"the comparison lacks {', '.join(missing)}; load what Comparison.to_json wrote"
-            )
-        values = {field.name: data[field.name] for field in _FIELDS}
-        if values["verdict"] not in get_args(Verdict):
-            raise TorchweldError(
-                f"verdict is {values['verdict']!r}, and must be one of {get_args(Verdict)}; "
-                "load what Comparison.to_json wrote"
-            )
-        for name in ("speedup", "baseline_us", "candidate_us"):
-            values[name] = float(values[name])
-        if values["noise"] is not None:
-            values["noise"] = float(values["noise"])
-        low, high = values["interval"]
-        values["interval"] = (float(low), float(high))
-        for name in ("log_ratios", "control_log_ratios"):
-            values[name] = tuple(float(value) for value in values[name])
-        return cls(**values)
+        fields = {name: value for name, value in data.items() if name not in ("kind", "version")}
+        for name in ("interval", "log_ratios", "control_log_ratios"):
+            if isinstance(fields.get(name), tuple):
+                fields[name] = to_plain(fields[name])
+        return from_plain(cls, fields, "comparison")
 
     @classmethod
-    def from_json(cls, text: str) -> "Comparison":
-        return cls.from_dict(json.loads(text))
+    def from_json(cls, text: str) -> Comparison:
+        return cls.from_dict(parse_json(text))
 
 
-_FIELDS = dataclasses.fields(Comparison)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+def _inverse(value: float) -> str:
+    return f"{1 / value:.2f}" if value else "inf"

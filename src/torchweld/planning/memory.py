@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 from torchweld import hardware
 from torchweld.errors import TorchweldError
-from torchweld.files import write_whole
+from torchweld.files import read_json, write_whole
 from torchweld.records import RecordError, from_plain, to_plain
 
 FORMAT = 1
 MOST_ENTRIES = 2000
+MOST_BYTES = 1 << 28
 
 T = TypeVar("T")
 
@@ -58,8 +59,8 @@ class Memory:
         if self._path is None:
             return {}
         try:
-            data = json.loads(self._path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            data = read_json(self._path, "record of measurements", MOST_BYTES)
+        except TorchweldError:
             return {}
         if not isinstance(data, dict) or data.get("torchweld_tuning") != FORMAT:
             return {}

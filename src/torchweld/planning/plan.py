@@ -6,19 +6,17 @@ executed, and one that does not fit the declared types is refused.
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated, Literal
 
-from torchweld.arguments import check_path
 from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block, Refusal
-from torchweld.errors import TorchweldError
-from torchweld.files import write_whole
-from torchweld.records import RecordError, from_plain, to_plain
+from torchweld.records import Count, Length, Measured, Positive, Word
+from torchweld.saved import Form
 
-FORMAT = 1
+Verdict = Literal["faster", "slower", "same", "not measured", "behind", "wrong", "cannot serve"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,25 +25,24 @@ class Trial:
 
     choice: Choice
     verified: bool
-    # "faster", "slower", "same", "not measured"; "behind" another at first look; "wrong", "cannot
-    # serve"
-    verdict: str
+    verdict: Verdict  # "behind": another, at first look
     reason: str = ""
-    speedup: float = 0.0  # over the original; 0 where none was measured
-    interval: tuple[float, float] = (0.0, 0.0)
-    original_us: float = 0.0  # of one call
-    error_ratio: float = 0.0  # to what the numerical rule allows: 1 is the bound
-    copied_bytes: int = 0  # of one module
-    copy_gain: float = 0.0  # speed over the best way without a copy, in the same rounds; 0: unknown
+    speedup: Measured = 0.0  # over the original; 0 where none was measured
+    interval: tuple[Measured, Measured] = (0.0, 0.0)
+    original_us: Measured = 0.0  # of one call
+    error_ratio: Measured = 0.0  # to what the numerical rule allows: 1 is the bound
+    copied_bytes: Count = 0  # of one module
+    # Speed over the best way without a copy, in the same rounds; 0: unknown.
+    copy_gain: Measured = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """What was tried for some blocks at one number of rows, and what was chosen."""
 
-    rows: int
-    count: int  # calls of one block a workload
-    trials: tuple[Trial, ...]
+    rows: Positive
+    count: Count  # calls of one block a workload
+    trials: Annotated[tuple[Trial, ...], Length(most=100)]
     chosen: Choice | None
     reason: str
     remembered: bool = False  # times are from an earlier plan on this machine
@@ -60,22 +57,41 @@ class Tuning:
         verdicts = [trial.verdict for trial in self.trials if trial.verified]
         return self.chosen is None and "not measured" in verdicts
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if self.chosen is not None and not (self.best is not None and self.best.verified):
+            yield "chose what none of its trials has verified"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """A block with its tuning, by number of rows."""
 
     block: Block
-    tunings: tuple[Tuning, ...]
+    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if not self.block.calls:
+            yield "has a block without calls; it is there because it was called"
+        called = {call.rows for call in self.block.calls}
+        odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
+        for rows in odd:
+            yield f"is tuned for {rows} rows, and was never called with so many"
 
     def by_rows(self) -> tuple[tuple[int, int, Choice | None], ...]:
         """Ranges of rows; between two measured counts with the same choice, that choice holds."""
+        chosen: dict[int, Choice | None] = {}
+        for tuning in sorted(self.tunings, key=lambda tuning: (tuning.rows, -tuning.count)):
+            # The same rows in another layout: the original, if it is the better one for either.
+            lost = tuning.chosen is None
+            chosen[tuning.rows] = None if lost else chosen.get(tuning.rows, tuning.chosen)
         ranges: list[tuple[int, int, Choice | None]] = []
-        for tuning in sorted(self.tunings, key=lambda tuning: tuning.rows):
-            if ranges and ranges[-1][2] == tuning.chosen:
-                ranges[-1] = (ranges[-1][0], tuning.rows, tuning.chosen)
+        for rows, choice in chosen.items():
+            if ranges and ranges[-1][2] == choice:
+                ranges[-1] = (ranges[-1][0], rows, choice)
             else:
-                ranges.append((tuning.rows, tuning.rows, tuning.chosen))
+                ranges.append((rows, rows, choice))
         return tuple(ranges)
 
     @property
@@ -88,15 +104,15 @@ class Whole:
     """The whole model before and after, on one workload."""
 
     workload: str
-    verdict: str
-    speedup: float
-    interval: tuple[float, float]
-    before_us: float
-    after_us: float
-    predicted: float  # the most that diagnosis says can be won; 0 where it was not asked
-    saved_us: float  # what the blocks' own measurements promised
-    ceiling: float  # the most that any kernel could reach; 0 where it was not measured
-    error_ratio: float  # of the output, to eager's own error; 0 where it was not measured
+    verdict: Verdict
+    speedup: Measured
+    interval: tuple[Measured, Measured]
+    before_us: Measured
+    after_us: Measured
+    predicted: Measured  # the most that diagnosis says can be won; 0 where it was not asked
+    saved_us: Measured  # what the blocks' own measurements promised
+    ceiling: Measured  # the most that any kernel could reach; 0 where it was not measured
+    error_ratio: Measured  # of the output, to eager's own error; 0 where it was not measured
     against: str = ""  # what the error was judged against
     remembered: bool = False  # times are from an earlier plan on this machine
     reason: str = ""
@@ -113,15 +129,15 @@ class Whole:
 class Plan:
     """See the module's docstring."""
 
-    model: str
-    structure: str  # hash of the model's names, shapes and types
+    model: Word
+    structure: Word  # hash of the model's names, shapes and types
     training: bool
-    fingerprint: str
-    torch: str
-    planned: tuple[Planned, ...]
-    refused: tuple[Refusal, ...] = ()
-    whole: tuple[Whole, ...] = ()
-    copied_bytes: int = 0
+    fingerprint: Word
+    torch: Word
+    planned: Annotated[tuple[Planned, ...], Length(most=100_000)]
+    refused: Annotated[tuple[Refusal, ...], Length(most=100_000)] = ()
+    whole: Annotated[tuple[Whole, ...], Length(most=10_000)] = ()
+    copied_bytes: Count = 0
     forced: bool = False  # times were not measured
     notices: tuple[str, ...] = ()
 
@@ -138,28 +154,21 @@ class Plan:
 
         return plan_text(self)
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        paths = [one.block.path for one in self.planned]
+        if len(set(paths)) != len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            yield f"plans the block {twice!r} twice"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; an existing file is replaced whole."""
-        text = json.dumps({"torchweld_plan": FORMAT, **to_plain(self)}, allow_nan=False, indent=1)
-        write_whole(path, text + "\n")
+        FORM.save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """The opposite of `save`."""
-        check_path("load", path)
-        source = Path(path)
-        try:
-            data = json.loads(source.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise TorchweldError(f"{source} cannot be read as a plan: {error}") from error
-        if not isinstance(data, dict) or "torchweld_plan" not in data:
-            raise TorchweldError(f"{source} is not a plan that torchweld saved")
-        version = data.pop("torchweld_plan")
-        if version != FORMAT:
-            raise TorchweldError(
-                f"{source} has plan format {version!r}; this torchweld reads {FORMAT}: plan again"
-            )
-        try:
-            return from_plain(Plan, data, "plan")
-        except RecordError as error:
-            raise TorchweldError(f"{source} is damaged: {error}") from error
+        return FORM.load(path)
+
+
+FORM = Form(kind=Plan, what="plan", format=1, remedy="plan again", most_bytes=1 << 26, indent=1)

@@ -6,12 +6,11 @@ welded in place. fuse: both.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,19 +24,18 @@ from torchweld.arguments import (
     check_number,
     check_progress,
 )
-from torchweld.decisions import Choice, Decision
 from torchweld.diagnosis import welding_bound
 from torchweld.discovery.cloning import clone_to_run
 from torchweld.discovery.finding import find, rebound
-from torchweld.discovery.found import Block, Blocks
-from torchweld.discovery.rereading import reread
+from torchweld.discovery.found import Blocks
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.inputs import Workload, as_workloads
 from torchweld.names import known
+from torchweld.planning.fitting import OnMismatch, fitting, structure_of
 from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Plan, Planned, Whole
 from torchweld.planning.timing import least_budget_s
-from torchweld.planning.tuning import SETTLED, Group, Key, choices_for, tune, verify_choice
+from torchweld.planning.tuning import SETTLED, choices_for, tune
 from torchweld.planning.whole import measure_whole, runner
 from torchweld.profiler.live import profile as make_profile
 from torchweld.profiler.profile import Profile
@@ -45,7 +43,6 @@ from torchweld.swap import all_or_nothing, decisions_of, reweld
 from torchweld.welding.structure import PLAN_KEY
 
 Progress = Callable[[str, float], None]
-OnMismatch = Literal["raise", "verify", "skip"]
 
 # For measuring. Finding comes before and takes up to ten seconds: in all a minute, or ten seconds.
 BUDGET_S = 48.0
@@ -257,16 +254,6 @@ def _plan_of(
     )
 
 
-def structure_of(model: nn.Module) -> str:
-    """A hash of names, shapes and types; the same in every process."""
-    root = getattr(model, "_orig_mod", model)
-    lines = [
-        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-        for name, tensor in [*root.named_parameters(), *root.named_buffers()]
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
 @all_or_nothing
 @undisturbed
 def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn.Module:
@@ -282,59 +269,8 @@ def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn
     known(on_mismatch, ("raise", "verify", "skip"), "on_mismatch")
     root = getattr(model, "_orig_mod", model)
     with Apart() as apart:
-        decisions = apart(_fitting, clone_to_run(root).model, plan, on_mismatch)
+        decisions = apart(fitting, clone_to_run(root).model, plan, on_mismatch)
     return reweld(model, decisions, plan)
-
-
-def _fitting(root: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> list[Decision]:
-    """The decisions that are to be carried out; raises if there is a mismatch that may not be."""
-    elsewhere, changed = mismatches(root, plan), changed_blocks(root, plan)
-    if on_mismatch == "raise" and (elsewhere or changed):
-        listed = [*elsewhere, *(f"{path or 'the model'}: {why}" for path, why in changed.items())]
-        raise TorchweldError(
-            f"the plan does not fit: {'; '.join(listed)}; plan again, or give "
-            'on_mismatch="verify" or "skip"'
-        )
-    decisions = [d for d in plan.decisions if d.block.path not in changed]
-    if on_mismatch == "verify" and (elsewhere or changed):
-        decisions = [d for d in decisions if _right(root, d)]
-    return decisions
-
-
-def mismatches(model: nn.Module, plan: Plan) -> list[str]:
-    """What differs between here and where the plan was made."""
-    found = []
-    if plan.fingerprint != hardware.fingerprint():
-        found.append("it was made on another machine, or for other threads or kernels")
-    if plan.torch != torch.__version__:
-        found.append(f"it was made for torch {plan.torch}, this is {torch.__version__}")
-    if plan.structure != structure_of(model):
-        found.append(f"it was made for another {plan.model}: names, shapes or types differ")
-    return found
-
-
-def changed_blocks(model: nn.Module, plan: Plan) -> dict[str, str]:
-    """Path of each planned block that the model computes otherwise now -> what differs."""
-    found = {}
-    for decision in plan.decisions:
-        block = decision.block
-        now = reread(model, block)
-        if not isinstance(now, Block):
-            found[block.path] = now.reason
-        elif now.structure != block.structure:
-            found[block.path] = f"computes {now.form}, or on other shapes, and not {block.form}"
-        elif now.kind != block.kind:
-            found[block.path] = f"is a {now.kind} and not a {block.kind}"
-    return found
-
-
-def _right(model: nn.Module, decision: Decision) -> bool:
-    block = decision.block
-    rows = block.calls[0].rows
-    key = Key(block.form, (), block.dtype, rows, True, decision.training)
-    group = Group(key=key, blocks=[block], calls=[block.calls[0]])
-    choices: tuple[Choice, ...] = decision.choices
-    return all(verify_choice(model, group, choice).verified for choice in choices)
 
 
 @all_or_nothing

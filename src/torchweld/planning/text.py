@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torchweld.paths import grouped_paths
 from torchweld.planning.plan import Plan, Planned, Tuning, Whole
+from torchweld.texts import clean
 
 WIDTH = 100
 COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "error", "copy")
@@ -28,7 +29,7 @@ def plan_text(plan: Plan) -> str:
     lines += [_whole(one) for one in plan.whole]
     lines.append(sentence(plan))
     lines += [f"note: {notice}" for notice in plan.notices]
-    return "\n".join(lines)
+    return "\n".join(map(clean, lines))
 
 
 def sentence(plan: Plan) -> str:

@@ -24,6 +24,7 @@ from torchweld.errors import TorchweldError
 from torchweld.hardware import hardware
 from torchweld.measuring import Comparison, compare
 from torchweld.measuring.rounds import FEWEST_ROUNDS
+from torchweld.planning.plan import Verdict
 from torchweld.swap import set_face, stats, undo, weld
 from torchweld.welding.structure import KEY
 
@@ -44,7 +45,7 @@ class Timed:
 
     comparison: Comparison | None
     copied_bytes: int = 0  # of one module
-    verdict: str = ""  # "behind" another at first look, or "not measured"
+    verdict: Verdict = "not measured"  # "behind" another at first look, or "not measured"
     reason: str = ""
 
 

@@ -291,7 +291,7 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
     if tensors[0].is_meta:
         reason = "the weights are on meta: no numbers, no times"
         return Trial(choice=choice, verified=False, verdict="not measured", reason=reason)
-    x = input_like(call, rows=min(call.rows, MOST_VERIFIED_ROWS)).to(device)
+    x = input_like(call, rows=max(1, min(call.rows, MOST_VERIFIED_ROWS))).to(device)
     columns = None if training else _some_columns(forms[-1], block.out_features)
     grads = None
     if training:

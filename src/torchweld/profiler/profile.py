@@ -10,21 +10,19 @@ the file.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from torchweld.arguments import check_path
-from torchweld.errors import TorchweldError
-from torchweld.files import read_whole, write_whole
+from torchweld.files import MOST_BYTES
 from torchweld.hardware import Peaks
-from torchweld.records import RecordError, from_plain, to_plain
+from torchweld.records import Count, Index, Length, Measured
+from torchweld.saved import Form
 
-FORMAT = 1
+# Of a tensor in a file: more than any memory holds.
+MOST_ELEMENTS = 1 << 62
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 
@@ -41,15 +39,22 @@ ITEM_BYTES = {
 class Tensor:
     """An argument of an op. `storage` names the memory behind it, where the recording tells."""
 
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Count, ...], Length(most=64)]
     dtype: str  # "float32"; "" where the recording does not tell
-    strides: tuple[int, ...] | None = None
+    strides: Annotated[tuple[int, ...], Length(most=64)] | None = None
     storage: int | None = None
     device: str = "cpu"
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if math.prod(max(n, 1) for n in self.shape) > MOST_ELEMENTS:
+            yield "has a shape of more elements than any memory holds"
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            yield f"has {len(self.strides)} strides for {len(self.shape)} dimensions"
 
     @property
     def nbytes(self) -> int:
@@ -83,8 +88,8 @@ class Op:
     """
 
     name: str
-    module: int  # index into Profile.modules: the module that caused it; 0 is the root
-    parent: int  # index of the op it ran inside, -1 for none
+    module: Count  # index into Profile.modules: the module that caused it; 0 is the root
+    parent: Index  # index of the op it ran inside, -1 for none
     phase: Phase
     start_us: float  # since the beginning of the step, as recorded
     raw_us: float  # as recorded, what ran inside included
@@ -97,7 +102,7 @@ class Op:
     call: int = -1  # number of the module call it ran in, in order of their begin; -1 outside all
     sequence: int = -1
     thread: int = 0
-    kernels: tuple[int, ...] = ()  # indices into Device.kernels that this very op launched
+    kernels: tuple[Count, ...] = ()  # indices into Device.kernels that this very op launched
     where: str = ""  # "model.py(12): forward", where stacks were recorded
 
 
@@ -108,15 +113,15 @@ class Module:
     path: str  # "layers.3.mlp.fc1"; "" for the root
     kind: str  # class name
     extra: str = ""  # what print(model) shows in its brackets
-    parent: int = -1
-    calls: int = 0  # forward calls a step
+    parent: Index = -1
+    calls: Count = 0  # forward calls a step
     forward_us: float = 0.0  # inside it, children included
     backward_us: float = 0.0
     self_forward_us: float = 0.0  # children excluded
     self_backward_us: float = 0.0
     python_us: float = 0.0  # part of self_forward_us spent outside ops
     engine_us: float = 0.0  # part of self_backward_us spent between backward nodes
-    parameters: int = 0  # elements it holds itself
+    parameters: Count = 0  # elements it holds itself
     compiled: bool = False
 
     @property
@@ -138,8 +143,8 @@ class Kernel:
     duration_us: float
     device: int
     stream: int
-    launch: int = -1  # index into Device.calls; -1 where the trace does not tell
-    op: int = -1  # index into Profile.ops of the op that launched it
+    launch: Index = -1  # index into Device.calls; -1 where the trace does not tell
+    op: Index = -1  # index into Profile.ops of the op that launched it
     inside: tuple[str, ...] = ()  # the ops that a fused kernel's name tells of
 
 
@@ -161,7 +166,7 @@ class Gap:
     duration_us: float
     cause: str  # "host wait", "kernel wait", "synchronisation", "copy", "unknown"
     before: str  # name of the kernel that ran next
-    op: int = -1  # the op whose launch ended it
+    op: Index = -1  # the op whose launch ended it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,19 +178,19 @@ class Device:
     idle_us: float  # nothing ran
     compute_us: float  # at least one computing kernel ran
     non_compute_us: float  # only copies or communication ran
-    launches: int  # runtime calls that put a kernel or a memory operation on the device
+    launches: Count  # runtime calls that put a kernel or a memory operation on the device
     launch_us: float  # their duration on the host
     launched_us: float  # duration on the device of what they launched
-    occupancy_queries: int
+    occupancy_queries: Count
     occupancy_query_us: float
-    by_category: dict[str, tuple[int, float]]  # category -> count, µs
-    by_stream: dict[str, tuple[int, float]]  # "device 0 stream 7" -> count, µs
+    by_category: dict[str, tuple[Count, float]]  # category -> count, µs
+    by_stream: dict[str, tuple[Count, float]]  # "device 0 stream 7" -> count, µs
     kernels: tuple[Kernel, ...] = ()
     calls: tuple[RuntimeCall, ...] = ()
     gaps: tuple[Gap, ...] = ()
     peak_gflops: dict[str, float] = field(default_factory=dict)  # by dtype, of the device by name
     peak_gbps: float | None = None
-    steps: int = 0  # that the figures cover; 0 where the recording has no steps
+    steps: Count = 0  # that the figures cover; 0 where the recording has no steps
     until_us: float | None = None  # what was launched later is in the lists, not in the figures
 
     def covers(self, kernel: Kernel) -> bool:
@@ -204,8 +209,8 @@ class Device:
 class Allocation:
     """Memory that is alive at the peak."""
 
-    bytes: int
-    module: int  # that made it
+    bytes: Count
+    module: Count  # that made it
     op: str
     phase: Phase
 
@@ -214,8 +219,8 @@ class Allocation:
 class Memory:
     """Tensors' memory over one step. Bytes; what was there before the step is not in it."""
 
-    allocations: int
-    allocated_bytes: int
+    allocations: Count
+    allocated_bytes: Count
     peak_bytes: int  # above the level at the beginning of the step
     at_peak: tuple[Allocation, ...]  # largest first
     saved_bytes: dict[str, int]  # module path -> bytes kept for backward
@@ -232,7 +237,8 @@ class Check:
     what: str  # "held-out steps", "layers.3.mlp"
     corrected_us: float
     timed_us: float
-    interval: tuple[float, float] | None = None  # 95 %, of `error`; None from less than six rounds
+    # 95 %, of `error`; None from less than six rounds.
+    interval: tuple[Measured, Measured] | None = None
 
     @property
     def error(self) -> float:
@@ -256,10 +262,10 @@ class Timing:
     raw_us: float  # with it
     corrected_us: float  # the profiler's cost taken away
     first_us: float  # the very first step, before any warm-up
-    events: int  # recorded a step
+    events: Count  # recorded a step
     op_cost_us: float  # of one op event
     module_cost_us: float  # of one module event
-    steps: int  # profiled
+    steps: Count  # profiled
     checks: tuple[Check, ...] = ()
     # At least, of a step, around the call of the model: there whatever that does. 0 if not known.
     around_us: float = 0.0
@@ -292,9 +298,9 @@ class About:
     inputs: str = ""  # what the model was called with, in words; "" where that is not known
     torch: str = ""
     cpu: str = ""
-    threads: int = 0
+    threads: Count = 0
     fingerprint: str = ""
-    steps: int = 1  # steps that the ops cover: 1 for a live profile
+    steps: Count = 1  # steps that the ops cover: 1 for a live profile
     # Where each of these steps begins, as the ops' times; () where the recording has no steps.
     step_starts_us: tuple[float, ...] = ()
     rank: int | None = None
@@ -318,7 +324,7 @@ class Profile:
 
     about: About
     step_us: float
-    modules: tuple[Module, ...]
+    modules: Annotated[tuple[Module, ...], Length(1)]
     ops: tuple[Op, ...]
     timing: Timing | None = None
     device: Device | None = None
@@ -354,33 +360,50 @@ class Profile:
         starts = self.about.step_starts_us
         return (starts[-2], starts[-1]) if len(starts) > 1 else None
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file: places that are not there."""
+        modules, ops, device = len(self.modules), len(self.ops), self.device
+        kernels, calls = (0, 0) if device is None else (len(device.kernels), len(device.calls))
+        if self.modules[0].path:
+            yield f"has modules[0].path = {self.modules[0].path!r}; the model itself comes first"
+        yield from _astray("modules", "parent", (m.parent for m in self.modules), None)
+        yield from _astray("ops", "parent", (op.parent for op in self.ops), None)
+        yield from _astray("ops", "module", (op.module for op in self.ops), modules)
+        for i, op in enumerate(self.ops):
+            yield from _astray(f"ops[{i}]", "kernels", op.kernels, kernels)
+        if device is not None:
+            yield from _astray("kernels", "op", (k.op for k in device.kernels), ops)
+            yield from _astray("kernels", "launch", (k.launch for k in device.kernels), calls)
+            yield from _astray("gaps", "op", (gap.op for gap in device.gaps), ops)
+        if self.memory is not None:
+            found = (one.module for one in self.memory.at_peak)
+            yield from _astray("at_peak", "module", found, modules)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
-        data = {"torchweld_profile": FORMAT, **to_plain(self)}
-        write_whole(path, json.dumps(data, allow_nan=False, separators=(",", ":")))
+        FORM.save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
         """The opposite of `save`. A chrome trace is not a profile: `tw.read_trace` reads those."""
-        check_path("load", path)
-        source = Path(path)
-        try:
-            data = json.loads(read_whole(source))
-        except (OSError, EOFError, ValueError, RecursionError) as error:
-            raise TorchweldError(f"{source} cannot be read as a profile: {error}") from error
-        if not isinstance(data, dict) or "torchweld_profile" not in data:
-            hint = "; tw.read_trace reads traces" if _looks_like_trace(data) else ""
-            raise TorchweldError(f"{source} is not a profile that torchweld saved{hint}")
-        version = data.pop("torchweld_profile")
-        if version != FORMAT:
-            raise TorchweldError(
-                f"{source} has profile format {version!r}; this torchweld reads {FORMAT}: take the "
-                "profile again, or use the torchweld that saved it"
-            )
-        try:
-            return from_plain(Profile, data, "profile")
-        except RecordError as error:
-            raise TorchweldError(f"{source} is damaged: {error}") from error
+        return FORM.load(path)
+
+
+FORM = Form(
+    kind=Profile,
+    what="profile",
+    format=1,
+    remedy="take the profile again, or use the torchweld that saved it",
+    most_bytes=MOST_BYTES,
+)
+
+
+def _astray(what: str, field: str, places: Iterable[int], count: int | None) -> Iterator[str]:
+    """Those of `places` that are none of `count`; without it, those that do not come before."""
+    for i, place in enumerate(places):
+        if place >= (i if count is None else count):
+            end = "one before it" if count is None else f"one of {count:,}"
+            yield f"has {what}[{i}].{field} = {place}; expected is {end}"
 
 
 def deepest_first(parents: Sequence[int]) -> list[int]:
@@ -393,7 +416,3 @@ def deepest_first(parents: Sequence[int]) -> list[int]:
         return count
 
     return sorted(range(len(parents)), key=depth, reverse=True)
-
-
-def _looks_like_trace(data: object) -> bool:
-    return isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data)

@@ -207,7 +207,7 @@ class TraceReader:
                 time_us=time_us,
                 thread=self.threads[raw["pid"], raw["tid"]],
                 address=int(arguments["Addr"]),
-                bytes=int(arguments["Bytes"]),
+                bytes=_bounded(int(arguments["Bytes"])),
                 on_device=arguments.get("Device Type", 0) != 0,
             )
         )
@@ -303,6 +303,12 @@ def _shift_to_first_step(events: list[Event]) -> float:
 def _whole(value: object, otherwise: Any = -1) -> Any:
     """A number that can be an id; torch writes 2**64 - 1 for none."""
     return value if type(value) is int and 0 <= value < 1 << 63 else otherwise
+
+
+def _bounded(value: int) -> int:
+    if abs(value) >= 1 << 63:
+        raise ValueError(value)
+    return value
 
 
 def _device_names(properties: object) -> dict[int, str]:

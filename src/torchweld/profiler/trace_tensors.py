@@ -10,6 +10,7 @@ import marshal
 from typing import Any
 
 from torchweld.profiler.profile import Tensor
+from torchweld.records import MOST_INT
 
 # "Input type" -> dtype. Of what is not here, "Scalar" and "" have no shape and are no tensors.
 DTYPES = {
@@ -77,4 +78,9 @@ def _tensor(shape: Any, dtype: str, strides: Any) -> Tensor:
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(shape)
     known = isinstance(strides, list) and len(strides) == len(shape)
-    return Tensor(shape=tuple(shape), dtype=dtype, strides=tuple(strides) if known else None)
+    if known and not all(type(step) is int and abs(step) <= MOST_INT for step in strides):
+        raise ValueError(strides)
+    found = Tensor(shape=tuple(shape), dtype=dtype, strides=tuple(strides) if known else None)
+    for problem in found.problems():
+        raise ValueError(problem)
+    return found

@@ -13,7 +13,7 @@ from torchweld.benching.summary import Summary
 from torchweld.figures import counted, figure, size
 from torchweld.report.bench_extras import callers_section, latency_section, map_section
 from torchweld.report.bench_tables import speed_table, work_table
-from torchweld.report.style import clean
+from torchweld.texts import clean
 
 
 def bench_head(bench: Bench) -> Iterator[RenderableType]:

@@ -15,7 +15,8 @@ from torchweld.benching.rows import calls_per_s
 from torchweld.benching.summary import Map, Outcome, Spot, maps
 from torchweld.figures import counted, figure
 from torchweld.report.bench_tables import COLOURS
-from torchweld.report.style import LEAST_LABEL, Column, Sheet, clean, cut, heading, indented
+from torchweld.report.style import LEAST_LABEL, Column, Sheet, cut, heading, indented
+from torchweld.texts import clean
 
 SIGNS: dict[Outcome, tuple[str, str]] = {
     "wins": ("+", "green"),

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from torchweld.benching.results import Bench, Cell, Result
 from torchweld.figures import figure
-from torchweld.report.style import clean
+from torchweld.texts import clean
 
 Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}

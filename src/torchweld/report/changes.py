@@ -13,8 +13,9 @@ from rich.text import Text
 
 from torchweld.diffing import Change, Diff
 from torchweld.figures import MINUS, counted, duration, figure, listed, signed, size, unit_of
-from torchweld.report.style import WIDTH, Column, Sheet, clean, cut_left, heading
+from torchweld.report.style import WIDTH, Column, Sheet, cut_left, heading
 from torchweld.report.tables import notices_section
+from torchweld.texts import clean
 
 ROWS_SHOWN = 25
 # Less than this share of the step, with the same counts, is no change worth a line.

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from torchweld.figures import counted, duration, listed, share
 from torchweld.profiler.profile import Device, Gap, Kernel, Profile
-from torchweld.report.style import WIDTH, clean, cut, heading, indented, table
+from torchweld.report.style import WIDTH, cut, heading, indented, table
 from torchweld.report.verdict import bar_cells
+from torchweld.texts import clean
 
 KERNELS_SHOWN = 10
 GAPS_SHOWN = 3

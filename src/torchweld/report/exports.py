@@ -15,8 +15,8 @@ from torchweld.profiler.trace_stream import MACHINE_KEY
 from torchweld.profiler.trace_tensors import TYPE_NAMES
 from torchweld.records import to_plain
 from torchweld.report.stacks import Frame, device_frames, host_frames, top_name
-from torchweld.report.style import clean
 from torchweld.report.timeline import Range, Span, is_node, module_ranges, spans
+from torchweld.texts import clean
 
 SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

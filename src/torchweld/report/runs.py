@@ -15,15 +15,16 @@ from rich.text import Text
 from torchweld.figures import counted, figure, listed
 from torchweld.history.comparing import RunsCompared, figures_of
 from torchweld.history.finding import reference_of
-from torchweld.history.runs import Run
+from torchweld.history.runs import Damaged, Run
 from torchweld.records import to_plain
-from torchweld.report.style import Column, Sheet, clean, cut, heading, indented
+from torchweld.report.style import Column, Sheet, cut, heading, indented
+from torchweld.texts import clean
 
 # Names of cells that are listed when they are in one run alone.
 MOST_NAMES = 8
 
 
-def run_list(runs: Sequence[Run], width: int) -> Iterator[RenderableType]:
+def run_list(runs: Sequence[Run | Damaged], width: int) -> Iterator[RenderableType]:
     """All runs, the newest first, each under the name by which it is found again."""
     if not runs:
         yield Text("no run was kept yet; --save NAME keeps one")
@@ -40,6 +41,9 @@ def run_list(runs: Sequence[Run], width: int) -> Iterator[RenderableType]:
     for run in runs:
         back = seen.get(run.name, 0)
         seen[run.name] = back + 1
+        if isinstance(run, Damaged):
+            sheet.add(cut(reference_of(run.name, back), sheet.label_width), {"": "damaged"})
+            continue
         label = f"{reference_of(run.name, back)}  {clean(run.what)}"
         sheet.add(
             cut(label, sheet.label_width),
@@ -52,6 +56,12 @@ def run_list(runs: Sequence[Run], width: int) -> Iterator[RenderableType]:
             },
         )
     yield sheet.table
+    damaged = [run for run in runs if isinstance(run, Damaged)]
+    for one in damaged:
+        said = f"run {one.id} of {one.name} is damaged: {one.problem}"
+        yield Text(clean(said), style="yellow")
+    if damaged:
+        yield Text("torchweld history forget deletes all runs of a name", style="yellow")
 
 
 def run_sections(run: Run, width: int) -> Iterator[RenderableType]:
@@ -135,14 +145,16 @@ def _compared_table(found: RunsCompared, width: int) -> RenderableType:
 
 def _better(ratio: float, kind: str) -> str:
     good, bad = ("faster", "slower") if kind == "time" else ("more", "less")
-    return f"{ratio:.2f}x {good}" if ratio >= 1 else f"{1 / ratio:.2f}x {bad}"
+    return f"{ratio:.2f}x {good}" if ratio >= 1 else f"{1 / max(ratio, 1e-300):.2f}x {bad}"
 
 
 # ---- --json ----
 
 
-def run_data(run: Run, cells: bool = True) -> dict[str, Any]:
+def run_data(run: Run | Damaged, cells: bool = True) -> dict[str, Any]:
     """All that was kept of a run; `cells=False` leaves out what was measured."""
+    if isinstance(run, Damaged):
+        return {"id": run.id, "name": run.name, "damaged": run.problem}
     data = {
         "id": run.id,
         "name": run.name,
@@ -155,7 +167,8 @@ def run_data(run: Run, cells: bool = True) -> dict[str, Any]:
         "summary": run.summary,
     }
     if cells:
-        data["cells"] = [asdict(cell) for cell in run.cells]
+        # Among samples are times that were not measured, which JSON has no number for.
+        data["cells"] = [to_plain(asdict(cell)) for cell in run.cells]
     return data
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torchweld.profiler.attribution import ENGINE
 from torchweld.profiler.profile import Profile
-from torchweld.report.style import clean
+from torchweld.texts import clean
 
 LATE = {"backward": "backward", "recompute": "recompute"}
 

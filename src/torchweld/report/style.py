@@ -1,4 +1,4 @@
-"""Names from models made harmless, columns, tables.
+"""What is shown: columns, tables, headings, and the last look at every character.
 
 In: plain values. Out: short strings, `rich` texts and tables. What is shown is 100 columns wide at
 most, and reads the same without colour.
@@ -8,37 +8,22 @@ from __future__ import annotations
 
 import io
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from torchweld.texts import clean, clean_lines
 
 WIDTH = 100
 # Columns that the names of modules and ops need to be told apart.
 LEAST_LABEL = 28
-
-
-# ---- names ----
-
-
-def clean(text: str) -> str:
-    """One line without control characters: what a name holds cannot move the cursor or colour."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        char if not unicodedata.category(char).startswith(("C", "Zl", "Zp")) else _escaped(char)
-        for char in text
-    )
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def cut(text: str, width: int) -> str:
@@ -66,13 +51,14 @@ def brief_arguments(extra: str) -> str:
 
 def heading(title: str, remark: str = "") -> Text:
     """A section's first line."""
-    text = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
-    return text.append(f"   {remark}", style="not bold dim") if remark else text
+    text = Text(clean(title), style="bold", no_wrap=True, overflow="ellipsis")
+    return text.append(f"   {clean(remark)}", style="not bold dim") if remark else text
 
 
 def indented(text: Text | str, style: str = "", by: int = 2) -> Padding:
     """A paragraph; its further lines begin where the first does."""
-    return Padding(text if isinstance(text, Text) else Text(text, style=style), (0, 0, 0, by))
+    shown = text if isinstance(text, Text) else Text(clean(text), style=style)
+    return Padding(shown, (0, 0, 0, by))
 
 
 def table(*columns: tuple[str, Literal["left", "right"]], indent: int = 2) -> Table:
@@ -119,8 +105,21 @@ class Sheet:
     def add(self, label: str, cells: Mapping[str, str | Text], style: str = "") -> None:
         """A row: what fits into the first column, and cells by the names of their columns."""
         row = [cells.get(column.name, "") for column in self.columns]
-        shown = [cell if isinstance(cell, Text) else Text(cell) for cell in row]
-        self.table.add_row(Text(label), *shown, style=style)
+        shown = [cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row]
+        self.table.add_row(Text(clean(label)), *shown, style=style)
+
+
+class Harmless:
+    """What `part` shows, whatever names are in it: only rich itself moves the cursor or colours."""
+
+    def __init__(self, part: RenderableType) -> None:
+        # A plain text is a line.
+        self._part = Text(clean(part)) if isinstance(part, str) else part
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._part, options):
+            shown = segment.text if segment.control else clean_lines(segment.text)
+            yield Segment(shown, segment.style, segment.control)
 
 
 def to_text(parts: Iterable[RenderableType], width: int = WIDTH, colour: bool = False) -> str:
@@ -138,7 +137,7 @@ def to_text(parts: Iterable[RenderableType], width: int = WIDTH, colour: bool = 
     )
     with console.capture() as captured:
         for part in parts:
-            console.print(part)
+            console.print(Harmless(part))
     if colour:
         return captured.get()
     return "\n".join(line.rstrip() for line in captured.get().split("\n"))

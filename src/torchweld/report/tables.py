@@ -15,7 +15,8 @@ from rich.text import Text
 from torchweld.figures import counted, duration, figure, listed, share, signed, size
 from torchweld.paths import grouped_paths
 from torchweld.profiler.profile import Memory, Profile, Timing
-from torchweld.report.style import clean, cut_left, heading, indented, table
+from torchweld.report.style import cut_left, heading, indented, table
+from torchweld.texts import clean
 
 if TYPE_CHECKING:
     from torchweld.diagnosis import Finding

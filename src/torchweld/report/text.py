@@ -19,7 +19,7 @@ from torchweld.profiler.profile import Profile
 from torchweld.profiler.splits import added
 from torchweld.report.device import device_section
 from torchweld.report.operators import ops_section
-from torchweld.report.style import WIDTH, clean, heading, to_text
+from torchweld.report.style import WIDTH, heading, to_text
 from torchweld.report.tables import (
     findings_section,
     memory_section,
@@ -28,6 +28,7 @@ from torchweld.report.tables import (
 )
 from torchweld.report.tree import Order, Tree, fitting_depth, merged_path, tree_table
 from torchweld.report.verdict import doubt, verdict, waste_bar
+from torchweld.texts import clean
 
 if TYPE_CHECKING:
     from torchweld.diagnosis import Finding

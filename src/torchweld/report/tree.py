@@ -21,8 +21,9 @@ from torchweld.errors import TorchweldError
 from torchweld.figures import MINUS, figure, unit_of
 from torchweld.profiler.profile import Profile, deepest_first
 from torchweld.profiler.splits import Account, Split, added
-from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, clean, cut
+from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, cut
 from torchweld.report.verdict import largest_waste
+from torchweld.texts import clean
 
 Order = Literal["model", "time", "waste", "ops"]
 ORDERS: tuple[Order, ...] = ("model", "time", "waste", "ops")

@@ -15,7 +15,8 @@ from rich.text import Text
 from torchweld.figures import counted, duration, share
 from torchweld.profiler.account import Account, Split
 from torchweld.profiler.profile import Profile
-from torchweld.report.style import WIDTH, clean
+from torchweld.report.style import WIDTH
+from torchweld.texts import clean
 
 # A correction that misses by more than this share of the step says that the machine was busy.
 DOUBTFUL = 0.25
