@@ -44,6 +44,9 @@ from torchweld.inputs import first_line
 from torchweld.interrupts import says_nothing
 
 
+_torch: Any = torch  # what has no types
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traced:
     """A graph whose placeholders stand, in order, for `state` and then for `arguments`."""
@@ -226,17 +229,18 @@ class _Followed:
 
 def _was_changed(tensor: Any) -> bool:
     """Contents or shape of a functional tensor, through whatever alias."""
-    torch._sync(tensor)  # type: ignore[attr-defined]
+    _torch._sync(tensor)
     inner = tensor.elem
     return bool(
-        torch._functionalize_has_data_mutation(inner)
-        or torch._functionalize_has_metadata_mutation(inner)  # type: ignore[attr-defined]
+        _torch._functionalize_has_data_mutation(inner)
+        or _torch._functionalize_has_metadata_mutation(inner)
     )
 
 
 def _plain_tensor(tensor: Any) -> Tensor:
-    torch._sync(tensor)  # type: ignore[attr-defined]
-    return torch._from_functional_tensor(tensor.elem)
+    _torch._sync(tensor)
+    plain: Tensor = _torch._from_functional_tensor(tensor.elem)
+    return plain
 
 
 def _first_change(module: nn.Module, signature: Signature) -> tuple[str, str]:
