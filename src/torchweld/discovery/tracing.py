@@ -43,7 +43,6 @@ from torchweld.discovery.recording import (
 from torchweld.inputs import first_line
 from torchweld.interrupts import says_nothing
 
-
 _torch: Any = torch  # what has no types
 
 
@@ -214,9 +213,9 @@ class _Followed:
         self.mutated = ""  # which of what outlives the call was changed, in words
 
     def run(self, own: list[Tensor], given: list[Tensor]) -> Any:
-        with FunctionalTensorMode(pre_dispatch=True, export=True, _allow_token_discovery=False):  # type: ignore[no-untyped-call]
-            state = [FunctionalTensor.to_functional(tensor) for tensor in own]
-            arguments = [FunctionalTensor.to_functional(tensor) for tensor in given]
+        with FunctionalTensorMode(pre_dispatch=True, export=True, _allow_token_discovery=False):
+            state: list[Tensor] = [FunctionalTensor.to_functional(tensor) for tensor in own]
+            arguments: list[Tensor] = [FunctionalTensor.to_functional(tensor) for tensor in given]
             result = called(self._module, self._signature, state, arguments)
             for name, tensor in zip(self._state, state, strict=True):
                 if _was_changed(tensor):
