@@ -10,6 +10,6 @@ def plain_class(kind: type) -> type:
     """The class under a welded one; any other class is itself."""
     # A subclass made of a welded class (by parametrize, say) inherits the attribute.
     if getattr(kind, "_torchweld_class", None) is kind:
-        base: type = kind._torchweld_base  # type: ignore[attr-defined]
+        base: type = kind._torchweld_base
         return base
     return kind

@@ -143,7 +143,7 @@ class _Search:
             return
         found = self._apart(self._candidates.examine, module)
         if isinstance(found, Chain):
-            self._blocks[module] = self._block(module, path, found)
+            self._blocks[module] = self._apart(self._block, module, path, found)
             return
         called = module in self._recording.seen
         idle = self._uncalled_children(module) if called else []
