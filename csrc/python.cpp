@@ -18,6 +18,7 @@
 
 #include "checks.h"
 #include "pack.h"
+#include "tangents.h"
 #include "watch.h"
 
 namespace {
@@ -120,8 +121,9 @@ bool undisturbed() {
   return (local.included_ | usual) == usual && !torch::jit::tracer::isTracing() &&
          !at::autocast::is_autocast_enabled(at::kCPU);
 }
+// Neither is it with a tangent: forward-mode differentiation asks for more than values, gradients off or not.
 bool packable(const Tensor& t) {
-  return t.device().is_cpu() && t.layout() == at::kStrided &&
+  return t.device().is_cpu() && t.layout() == at::kStrided && !torchweld::has_tangent(t) &&
          !t.key_set().has_any(
              c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
                                   c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
@@ -187,7 +189,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Tensor& x = THPVariable_Unpack(args[1]);
     const bool may_pack =
         Py_TYPE(state.pack) == pack_type && !at::GradMode::is_enabled() && undisturbed() &&
-        packable(x) && !x._fw_grad(0).defined() &&
+        packable(x) &&
         std::all_of(borrowed.begin(), borrowed.end(), [](const Tensor* t) { return packable(*t); });
     Tensor packed, y;
     c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
@@ -325,9 +327,12 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&module_def);
   if (!module) return nullptr;
   PyObject* watch_type = PyType_FromSpec(&watch_spec);
-  if (!watch_type || PyModule_AddObjectRef(module, "Watch", watch_type) < 0 ||
+  PyObject* rolling_type = PyType_FromSpec(&rolling_spec);
+  if (!watch_type || PyModule_AddObjectRef(module, "Watch", watch_type) < 0 || !rolling_type ||
+      PyModule_AddObjectRef(module, "Rolling", rolling_type) < 0 ||
       PyModule_AddObjectRef(module, "Pack", reinterpret_cast<PyObject*>(pack_type)) < 0) {
     Py_XDECREF(watch_type);
+    Py_XDECREF(rolling_type);
     Py_DECREF(module);
     return nullptr;
   }
