@@ -84,9 +84,8 @@ template <class Int>
 void check_memory(const Tensor& t, size_t layer, const char* what) {
   if constexpr (std::is_same_v<Int, int64_t>)
     TORCHWELD_CHECK(!t.device().is_cpu() || has_its_memory(t), "torchweld: layer ", layer, "'s ",
-                      what, " has shape ", t.sizes(), " but its storage holds only ",
-                      t.storage().nbytes(),
-                      " bytes: it was resized; give it memory before the call");
+                    what, " has shape ", t.sizes(), " but its storage holds only ",
+                    t.storage().nbytes(), " bytes: it was resized; give it memory before the call");
 }
 
 template <class Int>

@@ -337,5 +337,6 @@ PyMODINIT_FUNC PyInit__C() {
     return nullptr;
   }
   Py_DECREF(watch_type);
+  Py_DECREF(rolling_type);
   return module;
 }
