@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "checks.h"
+#include "kernels/team.h"
 #include "pack.h"
 #include "tangents.h"
 #include "watch.h"
@@ -270,6 +271,13 @@ PyObject* probe_read(PyObject*, PyObject* args) {
       [&] { return PyFloat_FromDouble(kernels().probe_read(size_t(bytes), threads, seconds)); });
 }
 
+PyObject* limit_scratch(PyObject*, PyObject* bytes) {
+  const size_t most = PyLong_AsSize_t(bytes);
+  if (PyErr_Occurred()) return nullptr;
+  torchweld::limit_scratch(most);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL,
      "forward(module, x) -> Tensor | None"},
@@ -279,6 +287,7 @@ PyMethodDef methods[] = {
     {"last_run", last_run, METH_NOARGS, "How this thread's last call was carried out."},
     {"probe_fma", probe_fma, METH_VARARGS, "probe_fma(dtype, threads, seconds) -> GFLOP/s"},
     {"probe_read", probe_read, METH_VARARGS, "probe_read(bytes, threads, seconds) -> GB/s"},
+    {"limit_scratch", limit_scratch, METH_O, "For tests: a larger buffer is out of memory."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT,
