@@ -5,7 +5,7 @@ In: `csrc/`, a C++ compiler and an importable torch. Out: the extension module a
 `torchweld.hardware` reads that file before anything tries to load the extension.
 
 The kernels know nothing of torch and are compiled once per instruction set. Objects are kept in
-`build/` by torch version; one is compiled again only when its command or a file it read changed.
+`build/` by torch version and compiler; one is compiled again only when its command or a file it read changed.
 
 Environment: `CXX` names the compiler, `CXXFLAGS` and `LDFLAGS` are appended, `TORCHWELD_NO_EXT=1`
 leaves the compiled part out. `TORCHWELD_WIDE_AVX2=1` adds `avx2wide`, kernels that compute in
@@ -236,7 +236,8 @@ class BuildTorchweld(build_ext):
                 f"({error}): install torch first and use `pip install --no-build-isolation`"
             ) from error
         version = first_line(compiler)
-        key = f"torch{torch.__version__}-{sys.implementation.cache_tag}"
+        # By compiler too, so that two of them do not undo each other's work.
+        key = f"torch{torch.__version__}-{sys.implementation.cache_tag}-{Path(compiler[0]).name}"
         build_extension(torch, compiler, ROOT / "build" / key, module)
         return {
             "built": True,

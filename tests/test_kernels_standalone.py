@@ -21,6 +21,8 @@ COMMON = [
 ]
 LINKED = ["-lgomp", "-lpthread"]  # torch is not there to bring them
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-DTORCHWELD_ISA=avx2", "-DTORCHWELD_HAVE_avx2"]
+BASELINE = ["-DTORCHWELD_ISA=baseline", "-DTORCHWELD_HAVE_baseline"]
+WIDE = ["-DTORCHWELD_VEC_BYTES=64"]
 ASAN = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
 
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for x86-64")
@@ -43,15 +45,17 @@ def run_selftest(
 
 @pytest.mark.slow
 @on_x86
-@pytest.mark.parametrize("compiler", ["g++", "clang++"])
 @pytest.mark.parametrize(
-    ("flags", "lanes"),
+    ("compiler", "flags", "lanes"),
     [
-        pytest.param(["-DTORCHWELD_ISA=baseline", "-DTORCHWELD_HAVE_baseline"], 4, id="baseline"),
-        pytest.param(AVX2, 8, id="avx2"),
-        pytest.param([*AVX2, "-DTORCHWELD_VEC_BYTES=64"], 16, id="avx512-width-on-avx2"),
-        pytest.param([*AVX2, *ASAN], 8, id="avx2-asan"),
-        pytest.param([*AVX2, *ASAN, "-DTORCHWELD_VEC_BYTES=64"], 16, id="avx512-width-asan"),
+        pytest.param("g++", BASELINE, 4, id="baseline"),
+        pytest.param("g++", AVX2, 8, id="avx2"),
+        pytest.param("g++", [*AVX2, *WIDE], 16, id="avx512-width-on-avx2"),
+        pytest.param("g++", [*AVX2, *ASAN], 8, id="avx2-asan"),
+        pytest.param("g++", [*AVX2, *WIDE, *ASAN], 16, id="avx512-width-asan"),
+        pytest.param("clang++", BASELINE, 4, id="baseline-clang"),
+        pytest.param("clang++", AVX2, 8, id="avx2-clang"),
+        pytest.param("clang++", [*AVX2, *WIDE], 16, id="avx512-width-on-avx2-clang"),
     ],
 )
 def test_kernels_agree_with_the_scalar_reference(
