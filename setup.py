@@ -5,7 +5,8 @@ In: `csrc/`, a C++ compiler and an importable torch. Out: the extension module a
 `torchweld.hardware` reads that file before anything tries to load the extension.
 
 The kernels know nothing of torch and are compiled once per instruction set. Objects are kept in
-`build/` by torch version and compiler; one is compiled again only when its command or a file it read changed.
+`build/` by torch version and compiler; one is compiled again only when its command or a file it
+read changed.
 
 Environment: `CXX` names the compiler, `CXXFLAGS` and `LDFLAGS` are appended, `TORCHWELD_NO_EXT=1`
 leaves the compiled part out. `TORCHWELD_WIDE_AVX2=1` adds `avx2wide`, kernels that compute in

@@ -158,7 +158,9 @@ def test_another_instruction_set() -> None:
     for isa in ISAS:
         with using_isa(isa):
             for other, tensor in made.items():
-                if other != isa:
+                if {isa, other} == {"avx512", "avx2wide"}:  # registers of one width
+                    torch.testing.assert_close(run(tensor), run(made[isa]))
+                elif other != isa:
                     refused(tensor, "pack again")
 
 
