@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all test-isas cross-tools lint format bench-peers bench-models coverage clean
+.PHONY: setup demo test test-all test-isas test-clang cross-tools lint format bench-peers bench-models coverage clean
 
 setup: $(VENV)/.built
 
@@ -44,8 +44,9 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
-# What takes longer than the everyday suite should, and the suite on every other instruction set.
-test-all: test cross-tools
+# What takes longer than the everyday suite should, and the suite on every other instruction set and
+# with the other compiler.
+test-all: test cross-tools test-clang
 	$(BIN)/python -m pytest -q -m slow
 	$(MAKE) test-isas
 
@@ -63,11 +64,21 @@ test-isas: setup
 	$(INSTALL); \
 	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
-# NEON kernels are compiled for aarch64 and run under emulation.
+# The package built by clang++ in a folder of its own, and what tells whether its numbers are right.
+CLANG_BUILD := build/clang-torch$(TORCH)
+NUMERICAL_TESTS := $(addprefix tests/test_,op_numerics.py op_bits.py op_gradients.py activations.py \
+  threads.py packing.py rolling_check.py packed_headers.py out_of_memory.py forward_mode.py locales.py)
+test-clang: setup cross-tools
+	CXX=clang++ $(BIN)/python setup.py -q build --build-base $(CLANG_BUILD) --build-lib $(CLANG_BUILD)/lib
+	grep -q clang $(CLANG_BUILD)/lib/torchweld/_build_info.json
+	PYTHONPATH=$(CLANG_BUILD)/lib $(BIN)/python -m pytest -q $(NUMERICAL_TESTS)
+
+# NEON kernels are compiled for aarch64 and run under emulation; clang++ is the other compiler.
 cross-tools:
-	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { \
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && \
+	  command -v clang++ >/dev/null || { \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends \
-	    g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user; }
+	    g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang; }
 
 lint: setup
 	$(BIN)/ruff check .

@@ -5,7 +5,8 @@ In: `csrc/`, a C++ compiler and an importable torch. Out: the extension module a
 `torchweld.hardware` reads that file before anything tries to load the extension.
 
 The kernels know nothing of torch and are compiled once per instruction set. Objects are kept in
-`build/` by torch version; one is compiled again only when its command or a file it read changed.
+`build/` by torch version and compiler; one is compiled again only when its command or a file it
+read changed.
 
 Environment: `CXX` names the compiler, `CXXFLAGS` and `LDFLAGS` are appended, `TORCHWELD_NO_EXT=1`
 leaves the compiled part out. `TORCHWELD_WIDE_AVX2=1` adds `avx2wide`, kernels that compute in
@@ -54,17 +55,18 @@ WIDE_AVX2 = {"avx2wide": [*ISA_FLAGS["x86_64"]["avx2"], "-DTORCHWELD_VEC_BYTES=6
 OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
 
 KERNEL_SOURCES = ["kernels/kernels.cpp"]
-PLAIN_SOURCES = ["kernels/dispatch.cpp"]
+PLAIN_SOURCES = ["kernels/dispatch.cpp", "kernels/team.cpp"]
 TORCH_SOURCES = ["ops.cpp", "autograd.cpp", "python.cpp"]
 
 COMMON_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # Kernels never read errno or floating-point traps; without these two flags GCC keeps scalar paths.
-KERNEL_FLAGS = ["-std=c++17", "-fno-math-errno", "-fno-trapping-math"]
+# Products and sums contract to fused multiply-adds: GCC's default, said for clang.
+KERNEL_FLAGS = ["-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 # CPython's own idiom leaves most fields of a type to be zero.
 TORCH_FLAGS = ["-std=c++20", "-DTORCH_EXTENSION_NAME=_C", "-Wno-missing-field-initializers"]
-OPENMP_FLAGS = ["-Xpreprocessor", "-fopenmp"] if sys.platform == "darwin" else ["-fopenmp"]
-# OpenMP is compiled in but not linked: its symbols then come from the runtime that torch loaded,
-# under whatever file name the wheel ships it, and there is never a second thread pool.
+# Entries of OpenMP's runtime are called (kernels/team.cpp) but not linked: they come from the one
+# that torch loaded, under whatever file name the wheel ships it, and there is never a second thread
+# pool.
 LINK_FLAGS = (
     ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
 )
@@ -152,7 +154,7 @@ def compile_object(command: list[str], source: Path, target: Path, what: str) ->
 def build_extension(torch: Any, compiler: list[str], objects_dir: Path, module: Path) -> None:
     """Compile every object that is out of date, two or more at a time, and link `module`."""
     extra = shlex.split(os.environ.get("CXXFLAGS", ""))
-    base = [*compiler, *COMMON_FLAGS, *OPENMP_FLAGS, f"-I{CSRC}", f"-I{PACKAGE}"]
+    base = [*compiler, *COMMON_FLAGS, f"-I{CSRC}", f"-I{PACKAGE}"]
     isas = isa_flags(platform.machine())
     have = [f"-DTORCHWELD_HAVE_{isa}=1" for isa in isas]
     torch_root = Path(torch.__file__).parent
@@ -235,7 +237,8 @@ class BuildTorchweld(build_ext):
                 f"({error}): install torch first and use `pip install --no-build-isolation`"
             ) from error
         version = first_line(compiler)
-        key = f"torch{torch.__version__}-{sys.implementation.cache_tag}"
+        # By compiler too, so that two of them do not undo each other's work.
+        key = f"torch{torch.__version__}-{sys.implementation.cache_tag}-{Path(compiler[0]).name}"
         build_extension(torch, compiler, ROOT / "build" / key, module)
         return {
             "built": True,

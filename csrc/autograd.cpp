@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "checks.h"
+#include "tangents.h"
 
 namespace torchweld {
 
@@ -92,8 +93,7 @@ struct GroupFunction : torch::autograd::Function<GroupFunction> {
 bool needs_composition(const Tensor& x, TensorList params) {
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode))
     return true;
-  const auto dual = [](const Tensor& t) { return t._fw_grad(0).defined(); };
-  return dual(x) || std::any_of(params.begin(), params.end(), dual);
+  return has_tangent(x) || std::any_of(params.begin(), params.end(), has_tangent);
 }
 bool needs_gradient(const Tensor& x, TensorList params) {
   return at::GradMode::is_enabled() &&
@@ -135,7 +135,7 @@ template <class Op>
 auto packed_below_autograd(const Op& op, const Tensor& x, const Tensor& packed,
                            std::string_view spec) {
   TORCHWELD_CHECK(
-      !(at::GradMode::is_enabled() && x.requires_grad()) && !x._fw_grad(0).defined(),
+      !(at::GradMode::is_enabled() && x.requires_grad()) && !has_tangent(x),
       "torchweld: packed weights are for inference, and x requires a gradient that would "
       "be lost; call under torch.no_grad(), or use torchweld::chain or group");
   at::AutoDispatchBelowADInplaceOrView guard;

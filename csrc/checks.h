@@ -6,6 +6,7 @@
 #include "composed.h"
 #include "ops.h"
 #include "refusal.h"
+#include "rolling.h"
 
 namespace torchweld {
 
@@ -78,6 +79,15 @@ Int size_of_dim(const Tensor& t, int64_t dim) {
     return t.sym_size(dim);
 }
 
+// Of a tensor that will be read, not of a meta kernel's.
+template <class Int>
+void check_memory(const Tensor& t, size_t layer, const char* what) {
+  if constexpr (std::is_same_v<Int, int64_t>)
+    TORCHWELD_CHECK(!t.device().is_cpu() || has_its_memory(t), "torchweld: layer ", layer, "'s ",
+                    what, " has shape ", t.sizes(), " but its storage holds only ",
+                    t.storage().nbytes(), " bytes: it was resized; give it memory before the call");
+}
+
 template <class Int>
 LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tensor& x) {
   const LayerSpec& s = layer.spec;
@@ -93,6 +103,7 @@ LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tenso
                     index, "'s weight is on ", w.device(), "; move one with .to()");
     TORCHWELD_CHECK(w.layout() == at::kStrided, "torchweld: layer ", index, "'s weight has layout ",
                     w.layout(), "; expected strided: convert it with .to_dense()");
+    check_memory<Int>(w, index, "weight");
     const Int K = size_of_dim<Int>(w, s.transposed ? 0 : 1),
               N = size_of_dim<Int>(w, s.transposed ? 1 : 0);
     if (i == 0) {
@@ -112,6 +123,7 @@ LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tenso
           "; all must have one dtype: cast one with .to(), or call under torch.autocast");
       TORCHWELD_CHECK(b.device() == x.device(), "torchweld: x is on ", x.device(), " but layer ",
                       index, "'s bias is on ", b.device(), "; move one with .to()");
+      check_memory<Int>(b, index, "bias");
     }
   }
   TORCHWELD_CHECK(sizes.K >= 1 && sizes.N >= 1, "torchweld: layer ", index, "'s weight has shape ",

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/api.h"
+#include "rolling.h"
 
 namespace torchweld {
 
@@ -22,11 +23,12 @@ using at::Tensor;
 // One tensor as it was. The storage is held weakly: its address cannot be given to another storage while
 // we look, so comparing addresses is enough (after `p.data = new` the allocator gave pointer and version
 // back in 15 of 50 tries). A fused optimizer and edits through `.data` leave no trace in the version: for
-// them, a strided sample of the contents.
+// them, a strided sample of the contents here, and the rest by and by: see rolling.h.
 struct Seen {
   static constexpr int kSamples = 16;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   const char* data;
+  size_t nbytes;  // of the storage, which can be resized under the tensor and stay where it is
   uint32_t version;
   at::DimVector sizes, strides;
   std::array<int64_t, kSamples> offsets;  // in elements
@@ -39,10 +41,15 @@ struct Seen {
   explicit Seen(const Tensor& t)
       : storage(t.storage().getWeakStorageImpl()),
         data(static_cast<const char*>(t.const_data_ptr())),
+        nbytes(t.storage().nbytes()),
         version(version_of(t)),
         sizes(t.sizes()),
         strides(t.strides()),
         element(int64_t(t.element_size())) {
+    offsets.fill(0);
+    contents.fill(0);
+    // What pack is going to refuse is not read.
+    if (t.numel() == 0 || t.dim() < 1 || t.dim() > 2 || !has_its_memory(t)) return;
     // One sample in every sixteenth of the rows and in every sixteenth of the columns, so that the edit
     // of a block of an eighth of either is met wherever it lies.
     const int64_t columns = t.dim() == 2 ? t.size(1) : 1, rows = t.numel() / columns;
@@ -67,9 +74,9 @@ struct Seen {
 
   bool same(const Tensor& t) const {
     if (t.storage().unsafeGetStorageImpl() != storage._unsafe_get_target() ||
-        static_cast<const char*>(t.const_data_ptr()) != data || version_of(t) != version ||
-        t.sizes() != at::IntArrayRef(sizes) || t.strides() != at::IntArrayRef(strides) ||
-        int64_t(t.element_size()) != element)
+        static_cast<const char*>(t.const_data_ptr()) != data || t.storage().nbytes() != nbytes ||
+        version_of(t) != version || t.sizes() != at::IntArrayRef(sizes) ||
+        t.strides() != at::IntArrayRef(strides) || int64_t(t.element_size()) != element)
       return false;
     return visit([&](auto bits) {
       uint64_t difference = 0;
@@ -85,7 +92,7 @@ class PackedCopy {
   // The copy, made if there is none of these very weights.
   Tensor get(c10::ArrayRef<const Tensor*> params, std::string_view spec) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!fresh(params, spec)) make(params, spec);
+    if (!fresh(params, spec) || !rolling_.unchanged()) make(params, spec);
     return packed_;
   }
   void clear() {
@@ -117,8 +124,10 @@ class PackedCopy {
     drop();
     std::vector<Tensor> owned;
     for (const Tensor* p : params) owned.push_back(*p);
-    packed_ = pack.call(owned, spec);
+    // Looked at before they are copied: an edit in between is then met by a later look.
     for (const Tensor& p : owned) seen_.emplace_back(p);
+    rolling_.watch(params);
+    packed_ = pack.call(owned, spec);
     spec_ = spec;
     dtype_ = owned[0].scalar_type();
     made_by_ = &kernels();
@@ -127,11 +136,13 @@ class PackedCopy {
   void drop() {
     packed_ = Tensor();
     seen_.clear();
+    rolling_.clear();
   }
 
   std::mutex mutex_;
   Tensor packed_;
   std::vector<Seen> seen_;
+  Rolling rolling_;
   std::string spec_;
   at::ScalarType dtype_ = at::kFloat;
   const Kernels* made_by_ = nullptr;

@@ -3,7 +3,8 @@
 //   chain         CPU: our kernels. Any other device: the composition. Meta: shapes only.
 //   group         the same, several outputs.
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
-//   *_packed      CPU, reading that tensor. Not differentiable; the caller sees to freshness.
+//   *_packed      CPU, reading that tensor. Not differentiable; the caller sees to freshness. How many features
+//                 come out is written in the tensor: ops.py has what stands for it where only shapes are known.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, which it sees to.
 //
 // checks.h refuses, layers.h finds the weights, autograd.cpp has gradients and autocast.
@@ -188,11 +189,13 @@ TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
   m.impl("chain", TORCH_FN(composed_chain));
   m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
   m.impl("group", TORCH_FN(composed_group));
+  m.impl("pack", TORCH_FN(pack_elsewhere));
 }
 TORCH_LIBRARY_IMPL(torchweld, Meta, m) {
   m.impl("chain", TORCH_FN(chain_meta));
   m.impl("chain_kept", TORCH_FN(chain_kept_meta));
   m.impl("group", TORCH_FN(group_meta));
+  m.impl("pack", TORCH_FN(pack_meta));
 }
 TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
   m.impl("chain", TORCH_FN(composed_chain));

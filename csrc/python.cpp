@@ -17,7 +17,9 @@
 #include <optional>
 
 #include "checks.h"
+#include "kernels/team.h"
 #include "pack.h"
+#include "tangents.h"
 #include "watch.h"
 
 namespace {
@@ -120,8 +122,9 @@ bool undisturbed() {
   return (local.included_ | usual) == usual && !torch::jit::tracer::isTracing() &&
          !at::autocast::is_autocast_enabled(at::kCPU);
 }
+// Neither is it with a tangent: forward-mode differentiation asks for more than values, gradients off or not.
 bool packable(const Tensor& t) {
-  return t.device().is_cpu() && t.layout() == at::kStrided &&
+  return t.device().is_cpu() && t.layout() == at::kStrided && !torchweld::has_tangent(t) &&
          !t.key_set().has_any(
              c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
                                   c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
@@ -187,7 +190,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Tensor& x = THPVariable_Unpack(args[1]);
     const bool may_pack =
         Py_TYPE(state.pack) == pack_type && !at::GradMode::is_enabled() && undisturbed() &&
-        packable(x) && !x._fw_grad(0).defined() &&
+        packable(x) &&
         std::all_of(borrowed.begin(), borrowed.end(), [](const Tensor* t) { return packable(*t); });
     Tensor packed, y;
     c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
@@ -268,6 +271,13 @@ PyObject* probe_read(PyObject*, PyObject* args) {
       [&] { return PyFloat_FromDouble(kernels().probe_read(size_t(bytes), threads, seconds)); });
 }
 
+PyObject* limit_scratch(PyObject*, PyObject* bytes) {
+  const size_t most = PyLong_AsSize_t(bytes);
+  if (PyErr_Occurred()) return nullptr;
+  torchweld::limit_scratch(most);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL,
      "forward(module, x) -> Tensor | None"},
@@ -277,6 +287,7 @@ PyMethodDef methods[] = {
     {"last_run", last_run, METH_NOARGS, "How this thread's last call was carried out."},
     {"probe_fma", probe_fma, METH_VARARGS, "probe_fma(dtype, threads, seconds) -> GFLOP/s"},
     {"probe_read", probe_read, METH_VARARGS, "probe_read(bytes, threads, seconds) -> GB/s"},
+    {"limit_scratch", limit_scratch, METH_O, "For tests: a larger buffer is out of memory."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT,
@@ -325,12 +336,16 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&module_def);
   if (!module) return nullptr;
   PyObject* watch_type = PyType_FromSpec(&watch_spec);
-  if (!watch_type || PyModule_AddObjectRef(module, "Watch", watch_type) < 0 ||
+  PyObject* rolling_type = PyType_FromSpec(&rolling_spec);
+  if (!watch_type || PyModule_AddObjectRef(module, "Watch", watch_type) < 0 || !rolling_type ||
+      PyModule_AddObjectRef(module, "Rolling", rolling_type) < 0 ||
       PyModule_AddObjectRef(module, "Pack", reinterpret_cast<PyObject*>(pack_type)) < 0) {
     Py_XDECREF(watch_type);
+    Py_XDECREF(rolling_type);
     Py_DECREF(module);
     return nullptr;
   }
   Py_DECREF(watch_type);
+  Py_DECREF(rolling_type);
   return module;
 }

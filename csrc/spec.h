@@ -12,11 +12,12 @@
 // For instance "gelu/b;identity/b", "silu/separate;identity", "leaky_relu:0.2". The tensors of all layers
 // follow each other in one list, each weight followed by its bias, the gate before up.
 #pragma once
-#include <cstdlib>
+#include <charconv>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <vector>
 
@@ -59,17 +60,20 @@ inline void parse_activation(std::string_view text, LayerSpec& layer) {
   if (wanted < 0)
     throw std::invalid_argument("unknown activation " + quoted(name) + "; there are: " + known);
   if (colon == std::string_view::npos) return;
-  const std::string numbers(text.substr(colon + 1));
-  const char* at = numbers.c_str();
-  for (int i = 0; *at || i == 0; ++i) {
-    char* end = nullptr;
-    const double value = std::strtod(at, &end);
-    if (i >= wanted || end == at || (*end && *end != ','))
+  const char *at = text.data() + colon + 1, *const stop = text.data() + text.size();
+  for (int i = 0; at != stop || i == 0; ++i) {
+    // Not strtod, which takes the comma for a decimal point where the locale does; but like it, and like
+    // Python, past spaces and a plus.
+    while (at != stop && *at == ' ') ++at;
+    if (stop - at > 1 && *at == '+' && at[1] != '-') ++at;
+    double value = 0;
+    const auto [end, problem] = std::from_chars(at, stop, value);
+    if (i >= wanted || problem != std::errc() || (end != stop && *end != ','))
       throw std::invalid_argument("activation " + quoted(text) + ": " + std::string(name) +
                                   " takes " + std::to_string(wanted) +
                                   " number(s), separated by commas");
     (i == 0 ? layer.p0 : layer.p1) = value;
-    at = *end ? end + 1 : end;
+    at = end != stop ? end + 1 : end;
   }
 }
 

@@ -369,3 +369,62 @@ def test_opcheck_of_a_kept_chain() -> None:
     given = (X, [W1, B1, W2, B2], GELU, pack.number)
     found = torch.library.opcheck(torch.ops.torchweld.chain_kept.default, given)
     assert set(found.values()) == {"SUCCESS"}
+
+
+PACKABLE = {
+    "chain": (GELU, [(4, 3), (4,), (5, 4), (5,)]),
+    "gated": ("silu/first/b;identity/t", [(8, 3), (8,), (4, 17)]),
+    "separate": ("silu/separate;identity", [(33, 3), (33, 3), (17, 33)]),
+}
+
+
+@pytest.mark.parametrize("kind", PACKABLE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_fake_pack_is_as_large_as_a_real_one(kind: str, dtype: torch.dtype, isa: str) -> None:
+    spec, shapes = PACKABLE[kind]
+    tensors = [torch.randn(shape).to(dtype) for shape in shapes]
+    pack = torch.ops.torchweld.pack
+    with using_isa(isa):
+        real = pack(tensors, spec)
+        on_meta = pack([t.to("meta") for t in tensors], spec)
+        with FakeTensorMode() as mode:
+            fake = pack([mode.from_tensor(t) for t in tensors], spec)
+    for made in (on_meta, fake):
+        assert (made.shape, made.dtype, made.stride()) == (real.shape, real.dtype, real.stride())
+    assert on_meta.is_meta
+    with pytest.raises(ValueError, match="asks for"):
+        pack([t.to("meta") for t in tensors[:-1]], spec)
+
+
+def test_opcheck_of_the_packed_ops() -> None:
+    tensors = [W1, B1, W2, B2]
+    packed = torch.ops.torchweld.pack(tensors, GELU)
+    found = torch.library.opcheck(torch.ops.torchweld.pack.default, (tensors, GELU))
+    assert set(found.values()) == {"SUCCESS"}
+    for x in (X, fixed(2, 4, 3), fixed(3)):
+        given = (x, packed, GELU)
+        found = torch.library.opcheck(torch.ops.torchweld.chain_packed.default, given)
+        assert set(found.values()) == {"SUCCESS"}
+    group = torch.ops.torchweld.pack([W1, B1, W1], "gelu/b;identity")
+    given = (X, group, "gelu/b;identity")
+    found = torch.library.opcheck(torch.ops.torchweld.group_packed.default, given)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_packed_ops_inside_a_compiled_graph() -> None:
+    """The features that come out are written in the packed tensor: a size known at the call."""
+
+    def run(x: Tensor, tensors: list[Tensor]) -> Tensor:
+        packed = torch.ops.torchweld.pack(tensors, GELU)
+        y: Tensor = torch.ops.torchweld.chain_packed(x, packed, GELU) * 2
+        return y
+
+    tensors = [W1, B1, W2, B2]
+    expected = 2 * chain(X, tensors, GELU)
+    torch.testing.assert_close(torch.compile(run, backend="aot_eager")(X, tensors), expected)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch._dynamo.reset()
+        whole = torch.compile(run, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(whole(X, tensors), expected)
+    torch._dynamo.reset()

@@ -89,7 +89,7 @@ def test_packed_bytes_counts_every_copy_in_a_model() -> None:
 
 
 def test_repack_forgets_all_copies() -> None:
-    """What a sample cannot see: one element written behind autograd's back."""
+    """And so an edit counts at once that a sample cannot see."""
     model = nn.Sequential(tw.FusedMLP((64, 64, 64)), nn.ReLU(), tw.FusedMLP((64, 64, 64))).eval()
     x = torch.randn(3, 64)
     with torch.no_grad():

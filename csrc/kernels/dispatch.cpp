@@ -11,6 +11,10 @@
 
 #include "api.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace torchweld {
 
 extern "C" {
@@ -23,12 +27,19 @@ const Kernels* torchweld_kernels_baseline();
 
 namespace {
 
+#if defined(__x86_64__)
+// clang 14 does not know it by name.
+bool cpu_has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 bool cpu_has(const char* isa) {
   if (!std::strcmp(isa, "baseline")) return true;
 #if defined(__x86_64__)
   if (!std::strcmp(isa, "avx2") || !std::strcmp(isa, "avx2wide"))
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
   if (!std::strcmp(isa, "avx512"))
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -8,13 +8,12 @@
 // Either way a block of rows goes from input to output before the next begins, so the hidden values of at
 // most kBlockRows rows exist at a time, and each output is the same sum in the same order: the thread
 // count does not change a bit of the result.
-#include <omp.h>
-
 #include <atomic>
 
 #include "api.h"
 #include "layer_work.h"
 #include "probe.h"
+#include "team.h"
 
 #define TW_NAME(a, b) a##b
 #define TW_ENTRY(isa) TW_NAME(torchweld_kernels_, isa)
@@ -27,6 +26,7 @@ using torchweld::Call;
 using torchweld::DType;
 using torchweld::Kernels;
 using torchweld::Run;
+using torchweld::Team;
 
 constexpr int64_t kBlockRows = 192;
 // A piece of a layer that a thread draws: this long at least, so many for each thread at most. On a machine
@@ -74,15 +74,12 @@ class Runner {
     if (threads == 1) {
       work_alone({0, call_.M});
     } else {
-#pragma omp parallel num_threads(threads)
-      {
-        const int t = omp_get_thread_num(), n = omp_get_num_threads();
-        if (t == 0) granted = n;
+      granted = on_team(threads, [this](Team& team, int t, int n) {
         if (by_rows_)
           work_alone(share(call_.M, t, n));
         else
-          work_together(t, n);
-      }
+          work_together(team, t, n);
+      });
     }
     run.threads = granted;
     run.partition = threads == 1 ? "single" : by_rows_ ? "rows" : "columns";
@@ -175,7 +172,8 @@ class Runner {
     }
   }
 
-  void work_together(int t, int n) {
+  // A thread whose part fails goes on to every wait and draws its pieces, or the others would wait for ever.
+  void work_together(Team& team, int t, int n) {
     const Buffers b = buffers_;
     int64_t first_ticket = 0;
     const int64_t blocks = (call_.M + block_ - 1) / block_;
@@ -185,29 +183,27 @@ class Runner {
         const Range mine = share(block.size(), t, n);
         stage_rows({block.begin + mine.begin, block.begin + mine.end}, block.begin, b.x);
       }
-      if (!in_place_ || i > 0) {
-#pragma omp barrier
-      }
+      if (!in_place_ || i > 0) wait_for_all(team);
       for (int s = 0; s < stages_; ++s) {
-        if (s > 0) {
-#pragma omp barrier
-        }
+        if (s > 0) wait_for_all(team);
         const int64_t panels = panels_of(s), pieces = pieces_of(s, block.size(), n);
         if (pieces > n) {
           for (int64_t piece; (piece = draw() - first_ticket) < pieces;)
-            stage(s, {0, block.size()}, share(panels, piece, pieces), block.begin, b);
+            attempt(team, [&] {
+              stage(s, {0, block.size()}, share(panels, piece, pieces), block.begin, b);
+            });
           first_ticket += pieces + n;  // each thread drew one in vain
           continue;
         }
         const int across = columns_of_grid(block.size(), panels, n), down = n / across;
         if (t < across * down)
-          stage(s, share(block.size(), t / across, down), share(panels, t % across, across),
-                block.begin, b);
+          attempt(team, [&] {
+            stage(s, share(block.size(), t / across, down), share(panels, t % across, across),
+                  block.begin, b);
+          });
       }
       // One stage has no barrier between its reading of b.x and the next block's writing.
-      if (stages_ == 1 && !in_place_) {
-#pragma omp barrier
-      }
+      if (stages_ == 1 && !in_place_) wait_for_all(team);
     }
   }
 

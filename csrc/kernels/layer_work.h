@@ -7,6 +7,7 @@
 #include "api.h"
 #include "finish.h"
 #include "panels.h"
+#include "team.h"
 
 namespace {
 
@@ -24,7 +25,7 @@ class Arena {
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
-      data_ = std::aligned_alloc(kLine, bytes);
+      data_ = bytes > torchweld::scratch_limit() ? nullptr : std::aligned_alloc(kLine, bytes);
       if (!data_) throw std::bad_alloc();
       size_ = bytes;
     }

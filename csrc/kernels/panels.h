@@ -48,6 +48,12 @@ struct Bits {
   typedef Int loose __attribute__((vector_size(L * sizeof(T)), aligned(sizeof(T)), may_alias));
 };
 
+// Lanes of two registers in turn, from lane `from` of each.
+template <int L, int from>
+struct Interleaved {
+  static constexpr int lane(int i) { return (i % 2) * L + from + i / 2; }
+};
+
 // L x L elements: rows of `from` become columns of `to`. Interleaving the upper half of the rows with the
 // lower one log2(L) times is a transpose; each step is a shuffle of two registers.
 template <class T>
@@ -55,11 +61,7 @@ TW_INLINE void transpose_block(const T* from, int64_t ld_from, T* to, int64_t ld
   using V = typename Bits<T>::type;
   using Loose = typename Bits<T>::loose;
   constexpr int L = Bits<T>::L;
-  V low, high;
-  TW_UNROLL for (int i = 0; i < L; ++i) {
-    low[i] = (i % 2) * L + i / 2;
-    high[i] = (i % 2) * L + L / 2 + i / 2;
-  }
+  constexpr auto lanes = std::make_integer_sequence<int, L>{};
   V row[L];
   TW_UNROLL for (int i = 0; i < L; ++i) {
     row[i] = *reinterpret_cast<const Loose*>(from + i * ld_from);
@@ -67,8 +69,8 @@ TW_INLINE void transpose_block(const T* from, int64_t ld_from, T* to, int64_t ld
   TW_UNROLL for (int step = 1; step < L; step *= 2) {
     V next[L];
     TW_UNROLL for (int i = 0; i < L / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(row[i], row[i + L / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(row[i], row[i + L / 2], high);
+      next[2 * i] = shuffled<Interleaved<L, 0>>(row[i], row[i + L / 2], lanes);
+      next[2 * i + 1] = shuffled<Interleaved<L, L / 2>>(row[i], row[i + L / 2], lanes);
     }
     TW_UNROLL for (int i = 0; i < L; ++i) { row[i] = next[i]; }
   }

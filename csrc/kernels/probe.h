@@ -7,15 +7,16 @@
 // probe_read_gbps  sum of a buffer of `bytes`, every thread its own slice, again and again.
 // Both return the best of many short rounds: noise only ever takes away.
 #pragma once
-#include <omp.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#include <time.h>
 
 #include <cstdint>
 #include <new>
 
 #include "api.h"
+#include "team.h"
 #include "vec.h"
 
 namespace {
@@ -42,19 +43,18 @@ TW_INLINE void sink(Vec<C> value) {
 
 // Run `work(thread, team)` on up to `threads` threads; returns how many there were.
 template <class Work>
-int run_team(int threads, const Work& work) {
+int on_threads(int threads, const Work& work) {
   if (threads <= 1) {
     work(0, 1);
     return 1;
   }
-  int team = 1;
-#pragma omp parallel num_threads(threads)
-  {
-    const int size = omp_get_num_threads();
-    if (omp_get_thread_num() == 0) team = size;
-    work(omp_get_thread_num(), size);
-  }
-  return team;
+  return on_team(threads, [&](torchweld::Team&, int thread, int size) { work(thread, size); });
+}
+
+double seconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
 // Seconds that `work` takes this thread alone, the least of three: what else runs only adds.
@@ -62,9 +62,9 @@ template <class Work>
 double least_seconds(const Work& work) {
   double least = 0;
   for (int i = 0; i < 3; ++i) {
-    const double start = omp_get_wtime();
+    const double start = seconds_now();
     work();
-    const double elapsed = omp_get_wtime() - start;
+    const double elapsed = seconds_now() - start;
     if (i == 0 || elapsed < least) least = elapsed;
   }
   return least;
@@ -77,12 +77,12 @@ template <class Work, class Units>
 double best_rate(int threads, double seconds, const Work& work, const Units& units) {
   int64_t passes = 1;
   while (least_seconds([&] { work(0, threads, passes); }) < kRoundSeconds) passes *= 2;
-  double best = 0, now = omp_get_wtime();
+  double best = 0, now = seconds_now();
   const double end = now + seconds;
   for (int round = 0; round < kMinRounds || now < end; ++round) {
-    const double start = omp_get_wtime();
-    const int team = run_team(threads, [&](int thread, int size) { work(thread, size, passes); });
-    now = omp_get_wtime();
+    const double start = seconds_now();
+    const int team = on_threads(threads, [&](int thread, int size) { work(thread, size, passes); });
+    now = seconds_now();
     const double rate = units(team) * double(passes) / (now - start);
     if (rate > best) best = rate;
   }
@@ -173,7 +173,7 @@ double probe_read_gbps(size_t bytes, int threads, double seconds) {
   const auto start_of = [&](int thread, int team) { return blocks * thread / team * kBlock; };
 
   // Written by the thread that will read it, so that its pages lie in that thread's memory.
-  run_team(threads, [&](int thread, int team) {
+  on_threads(threads, [&](int thread, int team) {
     const int64_t stop = start_of(thread + 1, team);
     for (int64_t i = start_of(thread, team); i < stop; ++i) data[i] = 1.0f;
   });

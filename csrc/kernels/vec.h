@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -27,7 +28,11 @@
 #endif
 
 #define TW_INLINE inline __attribute__((always_inline))
+#if defined(__clang__)
+#define TW_UNROLL _Pragma("unroll")
+#else
 #define TW_UNROLL _Pragma("GCC unroll 32")
+#endif
 
 namespace {
 
@@ -225,15 +230,31 @@ TW_INLINE Vec<C> keep(Vec<C> v, Mask<C> mask) {
   return (Vec<C>)((Mask<C>)v & mask);  // bitwise, so that NaN and Inf in dropped lanes become zero
 }
 
+// Lanes of a and b, counted through both, in the order that Order::lane(i) says. GCC takes the order as a vector, and
+// knows __builtin_shufflevector from version 12 on only; clang takes it as constants.
+template <class Order, class V, int... I>
+TW_INLINE V shuffled(V a, V b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, Order::lane(I)...);
+#else
+  using Lane = decltype(a < b);
+  return __builtin_shuffle(a, b, Lane{Order::lane(I)...});
+#endif
+}
+
 // Sum of the lanes, halves first, so that the order is the same at every call.
-template <class C>
+template <int half>
+struct FromOtherHalf {
+  static constexpr int lane(int i) { return i ^ half; }
+};
+template <class C, int half = kLanes<C> / 2>
 TW_INLINE C sum_lanes(Vec<C> v) {
-  Mask<C> lane;
-  TW_UNROLL for (int i = 0; i < kLanes<C>; ++i) { lane[i] = i; }
-  TW_UNROLL for (int half = kLanes<C> / 2; half > 0; half /= 2) {
-    v += __builtin_shuffle(v, lane ^ half);
+  if constexpr (half == 0) {
+    return v[0];
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes<C>>{};
+    return sum_lanes<C, half / 2>(v + shuffled<FromOtherHalf<half>>(v, v, lanes));
   }
-  return v[0];
 }
 
 }  // namespace

@@ -24,11 +24,37 @@ _registered: list[torch.library.Library] = []  # alive as long as the process
 def _load() -> tuple[Any, str | None]:
     problem = hardware.build_problem()
     if problem is None:
-        return importlib.import_module("torchweld._C"), None
+        module = importlib.import_module("torchweld._C")
+        _register_fakes()
+        return module, None
     if hardware.build_info() is not None:  # built once, but not for this torch
         warnings.warn(f"torchweld runs without its kernels: {problem}", stacklevel=3)
     _register_from_python()
     return None, problem
+
+
+def _register_fakes() -> None:
+    """What stands for the packed ops where only shapes are known.
+
+    How many features come out is written in the packed tensor, so it is a size that nobody knows
+    before the call, as with `nonzero`. The other ops have their shapes in C++.
+    """
+
+    def like(x: Tensor) -> Tensor:
+        if x.dim() == 0:
+            raise ValueError("torchweld: x is a scalar; expected at least one dimension")
+        features = torch.library.get_ctx().new_dynamic_size(min=1)
+        return x.new_empty((*x.shape[:-1], features))
+
+    def chain_packed(x: Tensor, packed: Tensor, spec: str) -> Tensor:
+        parse_spec(spec)
+        return like(x)
+
+    def group_packed(x: Tensor, packed: Tensor, spec: str) -> list[Tensor]:
+        return [like(x) for _ in parse_spec(spec)]
+
+    torch.library.register_fake("torchweld::chain_packed", chain_packed)
+    torch.library.register_fake("torchweld::group_packed", group_packed)
 
 
 def _register_from_python() -> None:

@@ -3,9 +3,11 @@
 A module that packs keeps a `Pack`; a compiled graph has its number, and finds it by that. The copy
 exists for inference only: it is made by the first call in eval mode with gradients off, is dropped
 by `train()`, and is compared at every call with the weights as they are: the same storage, version
-counter, shape and strides, and a sample of 16 elements of each tensor. What escapes all of these is
-an edit of few elements behind autograd's back (`w.data[0, 0] = 1`, a write through numpy); after
-one, call `repack`.
+counter, shape and strides, and a sample of 16 elements of each tensor. What escapes all of these,
+an edit of few elements behind autograd's back (`w.data[0, 0] = 1`, a write through numpy or by
+another process), is met within 1,000 calls by a rolling look at all of the weights (csrc/rolling.h;
+in proportion above 16 MB); `repack` makes it count at once. `packing=False` keeps no copy and
+cannot be stale.
 """
 
 from __future__ import annotations

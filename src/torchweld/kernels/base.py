@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchweld.blocks import LayerForm, format_spec, split_tensors
 from torchweld.errors import BlockError, UnsupportedError
@@ -158,11 +159,13 @@ def refusal_lines(name: str, mode: str | None, block: Block, reasons: Sequence[s
 
 
 def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether a call wants values and nothing else: no gradient, no autocast, no tracer.
+    """Whether a call wants values and nothing else: no gradient or tangent, no autocast, no tracer.
 
     Only then may a runner write into its own intermediate results, or use a copy of the weights.
     """
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
+        return False
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False

@@ -1,0 +1,190 @@
+// What finds a change of weights that leaves no other trace: at every few calls the next part of their memory
+// is compared with its checksum, so that all of it has been seen after 1,000 calls; after more where there are more
+// than 16 MB, so that a look costs no more. Not safe to be called by two threads at once.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace torchweld {
+
+using at::Tensor;
+
+// 64 bits that stand for `bytes` bytes: a change is seen but for about one chance in 2^64. Each step multiplies two words
+// to 128 bits and folds them, so every bit reaches every other. Four lanes, since a product has to be waited for.
+// With one product a word, which never misses the change of a single one, it took half as long again (EPYC).
+inline uint64_t checksum(const char* data, size_t bytes, uint64_t seed) {
+  constexpr size_t kLanes = 4, kStep = kLanes * 2 * sizeof(uint64_t);
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+  __extension__ using Wide = unsigned __int128;
+  const auto folded = [](uint64_t a, uint64_t b) {
+    const Wide product = Wide(a) * b;
+    return uint64_t(product) ^ uint64_t(product >> 64);
+  };
+  std::array<uint64_t, kLanes> state;
+  for (size_t i = 0; i < kLanes; ++i) state[i] = seed + (i + 1) * kOdd;
+  const auto step = [&](const char* from) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      uint64_t a, b;
+      std::memcpy(&a, from + 2 * i * sizeof a, sizeof a);
+      std::memcpy(&b, from + (2 * i + 1) * sizeof b, sizeof b);
+      state[i] = folded(state[i] ^ a, kOdd ^ b);
+    }
+  };
+  // The memory is far away, and no loop that multiplies asks for it early enough by itself.
+  constexpr size_t kAhead = 2 << 10;
+  for (size_t i = 0; i < std::min(kAhead, bytes); i += kStep) __builtin_prefetch(data + i);
+  size_t at = 0;
+  for (; at + kAhead < bytes; at += kStep) {
+    __builtin_prefetch(data + at + kAhead);
+    step(data + at);
+  }
+  for (; at + kStep <= bytes; at += kStep) step(data + at);
+  if (at < bytes) {
+    char rest[kStep] = {};
+    std::memcpy(rest, data + at, bytes - at);
+    step(rest);
+  }
+  uint64_t all = bytes;
+  for (const uint64_t one : state) all = folded(all ^ kOdd, one + kOdd);
+  return all;
+}
+
+// Whether the memory that a strided tensor's shape speaks of is there: a storage can be resized under it.
+inline bool has_its_memory(const Tensor& t) {
+  if (t.numel() == 0) return true;
+  if (!t.has_storage() || !t.const_data_ptr()) return false;
+  int64_t last = t.storage_offset();
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  return size_t(last + 1) * t.element_size() <= t.storage().nbytes();
+}
+
+// The elements of a tensor as rows of equal length.
+class Elements {
+ public:
+  explicit Elements(const Tensor& t) : element_(int64_t(t.element_size())) {
+    if (t.numel() == 0 || !has_its_memory(t)) return;
+    data_ = static_cast<const char*>(t.const_data_ptr());
+    if (t.is_non_overlapping_and_dense()) {
+      inner_ = t.numel();
+      inner_stride_ = element_;
+    } else if (t.dim() == 1) {
+      inner_ = t.size(0);
+      inner_stride_ = t.stride(0) * element_;
+    } else if (t.dim() == 2) {
+      const int along = t.stride(0) < t.stride(1) ? 0 : 1;
+      inner_ = t.size(along);
+      inner_stride_ = t.stride(along) * element_;
+      outer_ = t.size(1 - along);
+      outer_stride_ = t.stride(1 - along) * element_;
+    }  // else it is refused: there are no layers of such tensors
+  }
+  int64_t count() const { return inner_ * outer_; }
+  int64_t bytes() const { return count() * element_; }
+  int64_t element() const { return element_; }
+
+  // Of `many` elements from `first`, row after row.
+  uint64_t checksum_of(int64_t first, int64_t many) const {
+    uint64_t sum = 0;
+    for (int64_t row = first / inner_, column = first % inner_; many > 0; ++row, column = 0) {
+      const int64_t taken = std::min(many, inner_ - column);
+      const char* from = data_ + row * outer_stride_ + column * inner_stride_;
+      if (inner_stride_ == element_)
+        sum = checksum(from, size_t(taken * element_), sum);
+      else
+        sum = apart(from, taken, sum);
+      many -= taken;
+    }
+    return sum;
+  }
+
+ private:
+  uint64_t apart(const char* from, int64_t count, uint64_t sum) const {
+    char near[512];
+    const int64_t fit = int64_t(sizeof near) / element_;
+    for (int64_t done = 0; done < count; done += fit) {
+      const int64_t taken = std::min(fit, count - done);
+      for (int64_t i = 0; i < taken; ++i)
+        std::memcpy(near + i * element_, from + (done + i) * inner_stride_, size_t(element_));
+      sum = checksum(near, size_t(taken * element_), sum);
+    }
+    return sum;
+  }
+
+  const char* data_ = nullptr;
+  int64_t element_, inner_ = 0, inner_stride_ = 0, outer_ = 1, outer_stride_ = 0;
+};
+
+class Rolling {
+ public:
+  static constexpr int64_t kCalls = 1000;      // after which everything was seen
+  static constexpr int64_t kBytes = 16 << 20;  // up to this size
+
+  // Reads all of the tensors.
+  void watch(c10::ArrayRef<const Tensor*> tensors) {
+    clear();
+    int64_t total = 0;
+    for (const Tensor* t : tensors) total += elements_.emplace_back(*t).bytes();
+    const int64_t part = part_bytes(total);
+    for (size_t i = 0; i < elements_.size(); ++i) {
+      const Elements& e = elements_[i];
+      const int64_t many = std::max<int64_t>(part / e.element(), 1);
+      for (int64_t first = 0; first < e.count(); first += many) {
+        const int64_t taken = std::min(many, e.count() - first);
+        parts_.push_back({i, first, taken, e.checksum_of(first, taken)});
+      }
+    }
+    const int64_t count = std::max<int64_t>(int64_t(parts_.size()), 1);
+    every_ = std::clamp<int64_t>(kCalls / count, 1, kRarest);
+    at_once_ = total > kBytes ? 1 : (count + kCalls - 1) / kCalls;
+  }
+
+  // Whether the part that is next, if it is time for one, is what it was. Only where the tensors
+  // that were given to `watch` are known to be alive and to lie where they lay.
+  bool unchanged() {
+    if (++calls_ < every_ || parts_.empty()) return true;
+    calls_ = 0;
+    for (int64_t i = 0; i < at_once_; ++i) {
+      const Part& part = parts_[next_];
+      next_ = next_ + 1 == parts_.size() ? 0 : next_ + 1;
+      if (elements_[part.tensor].checksum_of(part.first, part.count) != part.sum) return false;
+    }
+    return true;
+  }
+
+  void clear() {
+    elements_.clear();
+    parts_.clear();
+    next_ = 0;
+    calls_ = 0;
+  }
+
+ private:
+  struct Part {
+    size_t tensor;
+    int64_t first, count;  // in elements
+    uint64_t sum;
+  };
+  // Nobody else reads this memory, so a part's first line comes from far away. Long parts now and then cost
+  // less than short ones often, and a call that meets one should not be much longer than others.
+  static constexpr int64_t kLong = 8 << 10, kShort = 1 << 10, kRarest = 64;
+  static constexpr int64_t kParts =
+      kCalls * 19 / 20;  // some are shorter: those at the ends of tensors
+  static int64_t part_bytes(int64_t total) {
+    const int64_t every =
+        std::clamp<int64_t>(kLong * kParts / std::max<int64_t>(total, 1) + 1, 1, kRarest);
+    const int64_t part = std::max(kShort, std::min(total, kBytes) * every / kParts);
+    return (part + 63) / 64 * 64;
+  }
+
+  std::vector<Elements> elements_;
+  std::vector<Part> parts_;
+  size_t next_ = 0;
+  int64_t calls_ = 0, every_ = 1, at_once_ = 1;
+};
+
+}  // namespace torchweld
