@@ -155,7 +155,8 @@ class Comparison {
     PyObject *name, *child;
     for (size_t c = 0; PyDict_Next(children, &at, &name, &child); ++c) {
       const auto& [expected, number] = m.children[c];
-      if (!same_text(name, expected.p) || child != (number < 0 ? Py_None : objects_[size_t(number)]))
+      if (!same_text(name, expected.p) ||
+          child != (number < 0 ? Py_None : objects_[size_t(number)]))
         return false;
     }
     for (int h = 0; i > 0 && h < (gradients ? 4 : 2); ++h) {
@@ -256,8 +257,8 @@ inline int number_at(PyObject* tuple, Py_ssize_t i) {
 bool fill_watch(WatchState& state, PyObject* const (&lists)[7]) {
   return each_tuple(lists[0], 4,
                     [&](PyObject* t) {
-                      WatchedModule m{owned_or_null(t, 0), owned(t, 1), {},
-                                      PyTuple_GET_ITEM(t, 3) == Py_True};
+                      WatchedModule m{
+                          owned_or_null(t, 0), owned(t, 1), {}, PyTuple_GET_ITEM(t, 3) == Py_True};
                       PyObject* children = PyTuple_GET_ITEM(t, 2);
                       for (Py_ssize_t c = 0; c < PyTuple_GET_SIZE(children); c += 2)
                         m.children.emplace_back(owned(children, c), number_at(children, c + 1));
@@ -341,7 +342,8 @@ PyType_Slot watch_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(watch_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(watch_clear)},
     {Py_tp_methods, watch_methods},
-    {Py_tp_doc, const_cast<char*>("Facts that a welded module depends on, compared at every call.")},
+    {Py_tp_doc,
+     const_cast<char*>("Facts that a welded module depends on, compared at every call.")},
     {0, nullptr}};
 PyType_Spec watch_spec = {"torchweld._C.Watch", sizeof(Watch), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, watch_slots};

@@ -263,10 +263,11 @@ class _Closure:
         )
         self._parts.append(Part(path, kind, children))
         self._class(kind)
-        self._entry(path, "__dict__", None, "forward", ABSENT, f"{what}.forward")
+        if path:  # one of the module's own is called in place of the welded one, or calls it
+            self._entry(path, "__dict__", None, "forward", ABSENT, f"{what}.forward")
         if "training" in self._names:
             self._switched.append(path)
-        for name in sorted(self._names - _BOOKKEEPING):
+        for name in sorted(self._names - _BOOKKEEPING - {"forward"}):
             named = f"{path}.{name}" if path else name
             if name in own:
                 if self._entry(path, "__dict__", None, name, own[name], named):

@@ -9,6 +9,7 @@ thread alone. A call that depends on more than can be watched is Refused, with i
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import sys
 import sysconfig
@@ -67,12 +68,15 @@ class Ran:
 
 def executed(call: Callable[[], object]) -> list[Ran]:
     watch = _Watch()
-    before = sys.getprofile()
+    before, collecting = sys.getprofile(), gc.isenabled()
+    gc.disable()  # what others do when garbage is collected is none of the call's doing
     sys.setprofile(watch.event)
     try:
         call()
     finally:
         sys.setprofile(before)
+        if collecting:
+            gc.enable()
     if watch.refused is not None:
         raise watch.refused
     return list(watch.ran.values())
