@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweld.welding.structure import KEY, PLAN_KEY
+from torchweld.marks import KEY, PLAN_KEY
 
 
 class Stateful(nn.Module):

@@ -25,20 +25,13 @@ from torchweld.discovery.reasons import Refused
 from torchweld.errors import TorchweldError
 from torchweld.kernels import BACKENDS
 from torchweld.kernels import Block as Shape
+from torchweld.marks import KEY, PLAN_KEY, plain_class
 from torchweld.welded import Welded, welded_class
 from torchweld.welding.binding import place_of
 from torchweld.welding.checking import Checking
 from torchweld.welding.joint import Joint
 from torchweld.welding.reading import guard_of
-from torchweld.welding.structure import (
-    KEY,
-    PLAN_KEY,
-    Structure,
-    inside,
-    plain_class,
-    release,
-    steps_of,
-)
+from torchweld.welding.structure import Structure, inside, release, steps_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from torchweld.errors import RefusedError
+from torchweld.marks import KEY
 from torchweld.welding.graphs import record, recording
 from torchweld.welding.joint import Joint, compiled_forward
-from torchweld.welding.structure import KEY
 
 Forward = Callable[..., Any]
 

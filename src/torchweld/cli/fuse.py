@@ -45,6 +45,7 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 )
 @click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
+@click.option("--depends", is_flag=True, help="Print what each welded block depends on.")
 @click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
 @click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
 @history_option
@@ -60,6 +61,7 @@ def fuse(
     no_packing: bool,
     afresh: bool,
     no_profile: bool,
+    depends: bool,
     out: Path | None,
     save: str | None,
     file: Path | None,
@@ -116,6 +118,8 @@ def fuse(
         if json_wanted:
             click.echo(json.dumps(to_plain(made), allow_nan=False))
         else:
+            if depends:
+                put([*made.dependencies().split("\n"), ""], console)
             put(_lines(made, chosen.notes), console)
     return 0
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._contextlib import _DecoratorContextManager
 
+from torchweld.discovery.asking import asked_modes, asks_sizes
 from torchweld.discovery.bytecode import line_of, names_of
 from torchweld.discovery.executing import Ran, is_library, is_users
 from torchweld.discovery.facts import (
@@ -41,56 +42,19 @@ from torchweld.discovery.facts import (
     Name,
     Part,
     Tie,
-    contents_of,
     items_of,
     looked_up,
+)
+from torchweld.discovery.functions import (
+    functions_in,
+    homes,
+    is_function,
+    is_installed_cache,
 )
 from torchweld.discovery.reasons import Refused, place_of_line
 
 # More than this cannot be compared at every call.
 MOST_FACTS, MOST_ITEMS = 400, 256
-
-# What code may ask about a call besides its shapes: name in the code -> what has to be the same.
-MODES = {
-    "is_grad_enabled": "grad",
-    "is_inference_mode_enabled": "inference",
-    "is_inference": "inference",
-    "requires_grad": "requires_grad",
-    "is_leaf": "requires_grad",
-    "grad_fn": "requires_grad",
-    "retains_grad": "requires_grad",
-    "is_contiguous": "layout",
-    "stride": "layout",
-    "storage_offset": "layout",
-    "get_default_dtype": "default_dtype",
-    "is_compiling": "compiling",
-    "is_dynamo_compiling": "compiling",
-    "is_tracing": "compiling",
-    "is_exporting": "compiling",
-    "is_scripting": "compiling",
-    "is_autocast_enabled": "autocast",
-    "is_autocast_cpu_enabled": "autocast",
-    "is_autocast_cache_enabled": "autocast",
-}
-# What no call has in common with another.
-_UNKNOWABLE = {
-    *("data_ptr", "untyped_storage", "storage", "_typed_storage", "_version", "_base", "_cdata"),
-    *("_is_view", "const_data_ptr", "get_rng_state", "initial_seed", "default_generator"),
-    *("get_num_threads", "get_num_interop_threads", "current_stream", "is_shared", "is_pinned"),
-    *("get_float32_matmul_precision", "are_deterministic_algorithms_enabled", "grad"),
-    *("get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype"),
-    *("__getattribute__", "__dict__"),
-}
-
-# By these a tensor tells how large it is. What takes parts of it shows in the graph.
-_SIZES = frozenset(
-    [
-        *("shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "nbytes", "len"),
-        *("__len__", "stride", "is_same_size", "element_size", "itemsize", "names", "sizes"),
-        *("iter", "enumerate", "zip", "map", "list", "tuple", "repr", "str", "format", "tolist"),
-        *("is_contiguous", "storage_offset", "sym_size", "sym_numel", "hash", "bool", "any"),
-    ]
-)
 
 _CONSTANTS = (
     *(int, float, complex, bool, str, bytes, type(None), type(...), range, slice, torch.dtype),
@@ -147,7 +111,7 @@ class _Closure:
         self._switched: list[str] = []
 
     def facts(self) -> Facts:
-        modes = self._modes()
+        modes = asked_modes(self._codes)
         for module, path in self._paths.items():
             self._module(module, path)
         for one in self._ran:
@@ -164,7 +128,7 @@ class _Closure:
             modes=modes,
             switched=tuple(self._switched),
             ties=tuple(self._ties()),
-            asks_sizes=self._asks_sizes(),
+            asks_sizes=asks_sizes(self._codes),
         )
         if len(self._entries) + len(self._items) > MOST_FACTS:
             raise Refused(f"depends on more than {MOST_FACTS} things that can change")
@@ -203,7 +167,7 @@ class _Closure:
         if (kind, code) in self._seen:
             return
         self._seen.add((kind, code))
-        for base, name in _homes(kind, code):
+        for base, name in homes(kind, code):
             self._class(base, (name,))
             self._class(kind, (name,))
             self._function(base.__dict__[name], f"{base.__name__}.{name}", "")
@@ -217,29 +181,6 @@ class _Closure:
             return
         if value is not ABSENT:
             self._value(value, what, where)
-
-    def _modes(self) -> frozenset[str]:
-        modes: set[str] = set()
-        for code in self._codes:
-            if not is_users(code.co_filename):
-                continue
-            names = names_of(code)
-            asked = names.attributes | frozenset(names.globals)
-            if names.asks_class:
-                where = _place(code, names.asks_class)
-                raise Refused("asks for the class of an object, which welding changes", where=where)
-            unknowable = sorted(asked & _UNKNOWABLE)
-            if unknowable:
-                name = unknowable[0]
-                raise Refused(
-                    f"asks for {name}, which no two calls share", where=_place(code, name)
-                )
-            modes |= {MODES[name] for name in asked if name in MODES}
-        return frozenset(modes)
-
-    def _asks_sizes(self) -> bool:
-        users = [names_of(code) for code in self._codes if is_users(code.co_filename)]
-        return any(_SIZES & (names.read | set(names.globals)) for names in users)
 
     def _ties(self) -> Iterator[Tie]:
         """The block names each tensor once; under its other names it has to stay the same."""
@@ -367,7 +308,7 @@ class _Closure:
             self._container(value.args, what, where)
             self._container(value.keywords, what, where)
             self._object_entries(value, what, where)
-        elif _is_function(value):
+        elif is_function(value):
             self._function(value, what, where)
         elif isinstance(value, (*_CONTAINERS, types.MappingProxyType)):
             self._container(value, what, where)
@@ -456,17 +397,19 @@ class _Closure:
 
     def _runs(self, value: Any) -> bool:
         """Whether it is, or wraps, a function that ran."""
-        return any(f.__code__ in self._codes for f in _functions_in(value))
+        return any(f.__code__ in self._codes for f in functions_in(value))
 
     def _function(self, value: Any, what: str, where: str) -> None:
         """A function, method or descriptor: what it wraps, and its own state if it ran."""
         if isinstance(value, (functools._lru_cache_wrapper, functools.cached_property)):
+            if is_installed_cache(value):
+                return
             raise Refused(f"calls {what}, which remembers its results", where=where)
         if isinstance(value, types.MethodType):
             if not isinstance(value.__self__, nn.Module) or value.__self__ not in self._paths:
                 self._value(value.__self__, what, where)
             value = value.__func__
-        for function in _functions_in(value):
+        for function in functions_in(value):
             if id(function) in self._explained_functions:
                 continue
             self._explained_functions.add(id(function))
@@ -511,7 +454,7 @@ class _Closure:
             named = f"{name}, a free variable of {function.__name__}"
             if function.__code__ in self._codes:
                 self._cells.append(Cell(cell, contents, named))
-            if _is_function(contents) or function.__code__ in self._codes:
+            if is_function(contents) or function.__code__ in self._codes:
                 self._value(contents, named, where or self._where(name))
 
     def _explain(self, code: types.CodeType) -> None:
@@ -542,52 +485,6 @@ class _Closure:
 
 def _place(code: types.CodeType, name: str) -> str:
     return place_of_line(code, line_of(code, name))
-
-
-def _is_function(value: Any) -> bool:
-    return isinstance(
-        value,
-        (
-            *(types.FunctionType, types.MethodType, staticmethod, classmethod, property),
-            *(functools.cached_property, functools._lru_cache_wrapper, functools.partialmethod),
-        ),
-    )
-
-
-def _functions_in(value: Any, seen: set[int] | None = None) -> list[types.FunctionType]:
-    """Functions of Python in a function, method, property or wrapper."""
-    seen = set() if seen is None else seen
-    if id(value) in seen:
-        return []
-    seen.add(id(value))
-    inner: list[Any] = []
-    if isinstance(value, types.FunctionType):
-        found = [value]
-        inner = [value.__dict__.get("__wrapped__")]
-        inner += map(contents_of, value.__closure__ or ())
-    else:
-        found = []
-        if isinstance(value, (types.MethodType, staticmethod, classmethod)):
-            inner = [value.__func__]
-        elif isinstance(value, property):
-            inner = [value.fget, value.fset]
-        elif isinstance(value, (functools.cached_property, functools.partialmethod)):
-            inner = [value.func]
-    for one in inner:
-        if _is_function(one):
-            found += _functions_in(one, seen)
-    return found
-
-
-def _homes(kind: type, code: types.CodeType) -> list[tuple[type, str]]:
-    """Where in a class and its bases a function with this code stands."""
-
-    def is_it(value: Any) -> bool:
-        return _is_function(value) and any(f.__code__ is code for f in _functions_in(value))
-
-    name = code.co_name
-    usual = [(b, name) for b in kind.__mro__ if is_it(b.__dict__.get(name))]
-    return usual or [(b, n) for b in kind.__mro__ for n, v in b.__dict__.items() if is_it(v)]
 
 
 def _reads_by_hand(kind: type) -> bool:

@@ -46,6 +46,11 @@ def is_library(file: str) -> bool:
     return file.startswith((*_LIBRARY, "<frozen "))
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file is of an installed package."""
+    return file.startswith(_INSTALLED)
+
+
 def is_ours(file: str) -> bool:
     """Whether a file is torchweld's, its built-in models apart."""
     return file.startswith(_HERE) and not file.startswith(_EXAMPLES)

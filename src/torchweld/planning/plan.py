@@ -154,6 +154,12 @@ class Plan:
 
         return plan_text(self)
 
+    def dependencies(self) -> str:
+        """What each block depends on, and for which calls it is valid, to be printed."""
+        from torchweld.planning.text import dependencies_text
+
+        return dependencies_text(self)
+
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
         paths = [one.block.path for one in self.planned]

@@ -30,6 +30,7 @@ from torchweld.discovery.finding import find, rebound
 from torchweld.discovery.found import Blocks
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.inputs import Workload, as_workloads
+from torchweld.marks import PLAN_KEY
 from torchweld.names import known
 from torchweld.planning.fitting import OnMismatch, fitting, structure_of
 from torchweld.planning.memory import Memory
@@ -40,7 +41,6 @@ from torchweld.planning.whole import measure_whole, runner
 from torchweld.profiler.live import profile as make_profile
 from torchweld.profiler.profile import Profile
 from torchweld.swap import all_or_nothing, decisions_of, reweld
-from torchweld.welding.structure import PLAN_KEY
 
 Progress = Callable[[str, float], None]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torchweld.discovery.found import Domain
 from torchweld.paths import grouped_paths
 from torchweld.planning.plan import Plan, Planned, Tuning, Whole
 from torchweld.texts import clean
@@ -30,6 +31,34 @@ def plan_text(plan: Plan) -> str:
     lines.append(sentence(plan))
     lines += [f"note: {notice}" for notice in plan.notices]
     return "\n".join(map(clean, lines))
+
+
+def dependencies_text(plan: Plan) -> str:
+    """For every block the calls it is valid for, and all that is compared at each of them."""
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for one in plan.planned:
+        block = one.block
+        calls = ", ".join(map(_calls, block.valid)) or "not known"
+        alike.setdefault((block.kind, calls, block.depends_on), []).append(block.path)
+    lines = []
+    for (kind, calls, depends_on), paths in alike.items():
+        names = ", ".join(name or "the model" for name in grouped_paths(paths))
+        lines.append(f"{names} ({kind})")
+        lines.append(f"  calls: {calls}")
+        lines += [f"  {what}" for what in depends_on]
+    return "\n".join(map(clean, lines))
+
+
+def _calls(domain: Domain) -> str:
+    """ "any × 1 rows" for what is valid with any number in the first place."""
+    if domain.shapes:
+        text = " or ".join(" × ".join(map(str, shape)) or "no" for shape in domain.shapes)
+    elif domain.ones == "*":
+        text = "any"
+    else:
+        text = " × ".join("1" if one == "1" else "any" for one in domain.ones) or "no"
+    beside = [one.name for one in domain.beside] + [f"{name}=None" for name in domain.nones]
+    return f"{text} rows" + (f" with {', '.join(beside)}" if beside else "")
 
 
 def sentence(plan: Plan) -> str:

@@ -22,11 +22,11 @@ from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block, Call
 from torchweld.errors import TorchweldError
 from torchweld.hardware import hardware
+from torchweld.marks import KEY
 from torchweld.measuring import Comparison, compare
 from torchweld.measuring.rounds import FEWEST_ROUNDS
 from torchweld.planning.plan import Verdict
 from torchweld.swap import set_face, stats, undo, weld
-from torchweld.welding.structure import KEY
 
 # More instances than this say nothing new, and would only take time.
 MOST_INSTANCES = 16

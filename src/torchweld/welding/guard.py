@@ -30,7 +30,8 @@ from torchweld.discovery.facts import (
     items_of,
     looked_up,
 )
-from torchweld.welding.structure import BACKWARD_HOOKS, HOOKS, inside, plain_class, steps_of
+from torchweld.marks import plain_class
+from torchweld.welding.structure import BACKWARD_HOOKS, HOOKS, inside, steps_of
 
 # Compared by value: they cannot change themselves, and equal ones do the same.
 _PLAIN = (

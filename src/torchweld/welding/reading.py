@@ -15,8 +15,8 @@ from torchweld.discovery.reasons import Refused
 from torchweld.discovery.rereading import difference, signatures_of
 from torchweld.discovery.validity import facts_for
 from torchweld.errors import CannotCloneError
+from torchweld.marks import plain_class
 from torchweld.welding.guard import Guard
-from torchweld.welding.structure import plain_class
 
 
 def guard_of(module: nn.Module, block: Block) -> Guard:

@@ -1,10 +1,9 @@
-"""How a welded module is built, and whether it is still built that way.
+"""How a welded module is built, for graphs that are exported or traced.
 
 `Structure.of(module, covers)` looks at a module and at the modules inside it whose calls a fused op
-leaves out: which objects they are, of which class, with which attributes. `changed` and `hooked`
-say in a few words what the user has done to them since; then the original code has to run. Not
-looked at are the contents of parameters, which are read at every call, and of attributes that are
-containers or objects of their own.
+leaves out: of which class they are, with which attributes. `differs` tells whether they are so
+still, in a form that torch.export can follow. Calls are decided by the guard (`guard.py`), which
+knows what the code really reads.
 
 A `Structure` goes through pickle and deepcopy together with its module.
 """
@@ -19,11 +18,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from torchweld.interrupts import is_interrupt
+from torchweld.marks import KEY, PLAN_KEY, plain_class
 
-KEY = "_torchweld"  # the one name that welding adds to a module's __dict__
-# The plan that a whole model was welded by, in the dictionary of the model itself.
-PLAN_KEY = "_torchweld_plan"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
@@ -31,16 +27,6 @@ BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _BOOKKEEPING = frozenset(nn.Module().__dict__) | {KEY, PLAN_KEY, "forward", "_compiled_call_impl"}
 _CONSTANTS = (int, float, bool, str, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
-_ABSENT = object()
-
-
-def plain_class(kind: type) -> type:
-    """The class under a welded one; any other class is itself."""
-    # A subclass made of a welded class (by parametrize, say) inherits the attribute.
-    if getattr(kind, "_torchweld_class", None) is kind:
-        base: type = kind._torchweld_base
-        return base
-    return kind
 
 
 def steps_of(path: str) -> tuple[str, ...]:
@@ -81,27 +67,8 @@ class Part:
         self.constants = tuple((k, v) for k, v in items if type(v) in _CONSTANTS)
         self.functions = tuple((k, v) for k, v in items if isinstance(v, _FUNCTIONS))
 
-    def changed(self, module: nn.Module | None) -> str | None:
-        """What was done to it, given the module that stands at its path now."""
-        name = self.path or "it"
-        if module is None:
-            return f"{name} is gone"
-        if self.path and module is not self.ref():
-            return f"{name} was replaced by a {type(module).__name__}"
-        if plain_class(type(module)) is not self.kind:
-            return f"{name} became a {type(module).__name__}"
-        if self.kind.forward is not self.forward:  # type: ignore[attr-defined]
-            return f"{self.kind.__name__}.forward was replaced"
-        if self.path and "forward" in module.__dict__:
-            return f"{name} has a forward of its own"
-        for key, value in self.attributes.items():
-            if not _same(module.__dict__.get(key, _ABSENT), value):
-                owner = f"{self.path}'s" if self.path else "its"
-                return f"{owner} {key} was changed"
-        return None
-
     def differs(self, module: nn.Module | None) -> bool:
-        """`changed` and `hooked` in a form that a compiler can follow and guard."""
+        """Whether it is built otherwise, or hooked, given the module at its path now."""
         if module is None or plain_class(type(module)) is not self.kind:
             return True
         own = module.__dict__
@@ -129,17 +96,6 @@ def _any_hook(own: dict[str, Any]) -> bool:
     return False
 
 
-def _same(now: Any, before: Any) -> bool:
-    if now is before:
-        return True
-    try:
-        return (now == before) is True
-    except Exception as error:  # whatever a foreign __eq__ raises
-        if is_interrupt(error):
-            raise
-        return False
-
-
 class Structure:
     """A module and the modules inside it that a fused op does not call."""
 
@@ -157,20 +113,6 @@ class Structure:
         """Probabilities of the dropout modules among the parts."""
         dropping = (part for part in self.parts if issubclass(part.kind, _DropoutNd))
         return [float(part.attributes.get("p", 0.0)) for part in dropping]
-
-    def changed(self, module: nn.Module) -> str | None:
-        """What was done to the module since, in words, or None."""
-        reasons = (part.changed(inside(module, part.steps)) for part in self.parts)
-        return next((reason for reason in reasons if reason is not None), None)
-
-    def hooked(self, module: nn.Module, *, backward: bool) -> str | None:
-        """Which of the modules inside has hooks that are to be called, in words, or None."""
-        for part in self.parts:
-            found = inside(module, part.steps) if part.path else None
-            for kind in (*HOOKS, *BACKWARD_HOOKS[: 2 * backward]):
-                if found is not None and found.__dict__[kind]:
-                    return f"{part.path} has {kind.strip('_').replace('_', ' ')}"
-        return None
 
     def differs(self, module: nn.Module) -> bool:
         """Whether anything was done to it, as far as a compiler can see."""
