@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from torchweld.blocks import parse_spec
 
 # The header of packed weights, in int64: see PackedHeader and PackedEntry in csrc/layers.h.
-_HEADER, _ENTRY = 6, 3
+_HEADER, _ENTRY = 8, 3
 
 
 def _natural(x: Sequence[int], params: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
