@@ -544,3 +544,26 @@ def test_an_attribute_that_is_set_to_what_it_is_is_no_reason() -> None:
         self.calls, self.first = 0, getattr(self, "first", h.shape[0])
 
     assert paths(find(Noting(note), X)) == [""]
+
+
+def test_what_the_reader_does_not_know_is_refused() -> None:
+    """As peft's VBLoRA has it: a choice among its own parameters gives two tensors at once."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(N, K))
+
+        def forward(self, x: Tensor) -> Tensor:
+            _, which = self.weight.topk(2)
+            return x @ self.weight.t()[:, which[0]]
+
+    assert "aten.topk" in refusal_of(find(Chosen(), X)).reason
+
+
+def test_weights_that_are_not_finite_are_told() -> None:
+    model = nn.Sequential(nn.Linear(K, H), nn.ReLU(), nn.Linear(H, N))
+    nn.init.constant_(model[2].weight, math.inf)
+    blocks = find(model, X)
+    assert [block.path for block in blocks] == [""]
+    assert "the model has NaN or Inf in its 2.weight" in blocks.notices

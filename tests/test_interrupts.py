@@ -114,8 +114,8 @@ def operations() -> dict[str, Callable[[], tuple[nn.Module, Callable[[nn.Module]
 @LOST
 @pytest.mark.parametrize("name", operations())
 def test_an_interrupt_at_any_line_leaves_everything_as_it_was(name: str) -> None:
-    # In a thread of its own: what a trace raises at the end of an `except`, Python 3.11 keeps as the
-    # exception that the thread is handling, and all later ones would be raised "during" it.
+    # In a thread of its own: what a trace raises at the end of an `except`, Python 3.11 keeps as
+    # the exception that the thread is handling, and all later ones would be raised "during" it.
     with ThreadPoolExecutor(1) as pool:
         pool.submit(_interrupt_at_any_line, name).result()
 

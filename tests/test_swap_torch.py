@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -626,3 +628,27 @@ def test_a_replica_does_not_use_the_weights_of_its_model() -> None:
         expected = replica.down(F.gelu(replica.up(X)))
         with pytest.warns(UserWarning, match="was replaced by a Linear"):
             torch.testing.assert_close(replica(X), expected)
+
+
+def test_a_model_that_an_earlier_version_saved_is_served() -> None:
+    """Saved before blocks knew of calls and dependencies: it is read again when it is called."""
+    saved = torch.load(Path(__file__).parent / "data" / "welded_0_1.pt", weights_only=False)
+    model, x = saved["model"], saved["x"]
+    with torch.no_grad():
+        with kernel_runs(calls=1):
+            torch.testing.assert_close(model(x), saved["y"])
+        model[1].approximate = "tanh"
+        with kernel_runs(calls=0), pytest.warns(UserWarning, match="1's approximate was changed"):
+            model(x)
+
+
+def test_classes_made_by_welding_are_freed_with_their_modules() -> None:
+    class Mine(nn.Linear):
+        pass
+
+    module = Mine(4, 4).eval()
+    weld(module, [decide(replace(LINEAR, kind="Mine", in_features=4, out_features=4))])
+    kept = weakref.ref(type(module))
+    undo(module)
+    gc.collect()
+    assert kept() is None

@@ -183,7 +183,8 @@ class Call:
 
     def _of_parameters(self, tensors: list[Value]) -> Value:
         own = self.args[0] if self.args else None
-        if isinstance(own, Parameter) and len(tensors) == 1:
+        one = isinstance(self.node.meta.get("val"), Tensor)  # not several, as of topk
+        if one and isinstance(own, Parameter) and len(tensors) == 1:
             same_type = _dtype(self.node) == own.dtype
             if self.name in COPIES or (self.name == "detach" and not self.grad):
                 return own

@@ -256,6 +256,12 @@ class _Search:
                     blocks[module] = replace(blocks[module], group=f"{caller}#{number}")
         return blocks
 
+    def _not_finite(self, module: nn.Module) -> list[str]:
+        """Tensors of a block that hold values no kernel can make sense of."""
+        own = own_tensors(module)
+        names = dict.fromkeys(self._blocks[module].tensors)
+        return [n for n in names if not own[n].is_meta and not bool(own[n].isfinite().all())]
+
     def result(self, notices: Sequence[str], on_meta: bool) -> Blocks:
         found = list(notices)
         if on_meta:
@@ -264,6 +270,8 @@ class _Search:
             first, *others = self._recording.paths[module]
             if others:
                 found.append(f"{first} is also {', '.join(others)}: one module, one block")
+            if odd := self._not_finite(module):
+                found.append(f"{first or 'the model'} has NaN or Inf in its {', '.join(odd)}")
             if left_out := self._recording.seen[module].left_out:
                 found.append(
                     f"{first} was called in more than {MOST_KINDS} ways: {left_out} calls left out"

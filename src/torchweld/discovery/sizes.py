@@ -25,7 +25,13 @@ from torch.utils._pytree import tree_leaves
 
 from torchweld.discovery.reasons import op_name
 from torchweld.discovery.recording import Signature, TensorSpec
-from torchweld.discovery.tracing import called, in_call, own_tensors, tensor_specs
+from torchweld.discovery.tracing import (
+    called,
+    forget_tensors,
+    in_call,
+    own_tensors,
+    tensor_specs,
+)
 from torchweld.interrupts import says_nothing
 
 # Leading dimensions of which every pattern of ones is tried; beyond, only those that were met.
@@ -62,8 +68,8 @@ def same_for_all_sizes(
 ) -> bool:
     """Whether calls whose leading sizes have this pattern of ones all compute the same."""
     env, watch = ShapeEnv(duck_shape=False), _Watch()
+    fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     try:
-        fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
         own: list[Tensor] = [
             fake.from_tensor(t, static_shapes=True) for t in own_tensors(module).values()
         ]
@@ -78,6 +84,8 @@ def same_for_all_sizes(
         if says_nothing(error):
             raise
         return False  # what does not run on symbols is not proved
+    finally:
+        forget_tensors(fake)
     same_shape = isinstance(y, Tensor) and [*map(str, y.shape)] == expected
     return (
         same_shape

@@ -188,7 +188,7 @@ def traceable(
             own = list(state.values())
         else:
             fake = FakeTensorMode(allow_non_fake_inputs=True)
-            stack.callback(_forget_tensors, fake)
+            stack.callback(forget_tensors, fake)
             stack.enter_context(fake)
             own = [fake.from_tensor(tensor) for tensor in state.values()]
         given = [_empty(spec) for spec in specs.values()]
@@ -274,7 +274,7 @@ def _check_functional(graph: fx.Graph) -> None:
             raise Refused(reason, op, source_of(node.stack_trace))
 
 
-def _forget_tensors(fake: FakeTensorMode) -> None:
+def forget_tensors(fake: FakeTensorMode) -> None:
     """Drops what a mode remembers of the tensors that it has faked.
 
     It holds weak references to them, and lives on in reference cycles until the next garbage

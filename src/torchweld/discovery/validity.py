@@ -29,6 +29,8 @@ from torchweld.discovery.sizes import (
     same_for_all_sizes,
 )
 from torchweld.discovery.tracing import called, refusing, trace, traceable
+from torchweld.inputs import first_line
+from torchweld.interrupts import says_nothing
 
 
 def kinds_of(signatures: Iterable[Signature]) -> dict[Hashable, Signature]:
@@ -210,6 +212,12 @@ def read_chain(module: nn.Module, signature: Signature) -> Chain:
     except Refused as refused:
         refused.multiplies = traced.multiplies
         raise
+    except Exception as error:  # a graph that the reader was not written for
+        if says_nothing(error):
+            raise
+        odd = Refused(f"its graph cannot be read: {first_line(error)}", "", defined_at(module))
+        odd.multiplies = traced.multiplies
+        raise odd from error
 
 
 def _x_of(signature: Signature, argument: str) -> TensorSpec:
