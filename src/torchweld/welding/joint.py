@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from torchweld import ops
+from torchweld.apart import Apart
 from torchweld.blocks import format_spec, parse_spec
 from torchweld.decisions import Choice, Decision
 from torchweld.errors import BuildError, RefusedError, TorchweldError
 from torchweld.kernels import BACKENDS
 from torchweld.kernels.base import Block, Runner
 from torchweld.packing import new_pack
+from torchweld.texts import clean
 from torchweld.welding.arguments import Arguments, Picked, Validity
 from torchweld.welding.binding import Bound, Stand
 from torchweld.welding.checking import Checking, disagreement
@@ -209,7 +211,8 @@ class Joint:
         """The guard of a module that came without one."""
         with self._lock:
             if self.guard is None and self._unreadable is None:
-                found = read_again(module, self.decision.block)
+                with Apart() as apart:
+                    found = apart(read_again, module, self.decision.block)
                 if isinstance(found, Guard):
                     self.watch_over(module, found)
                 else:
@@ -337,7 +340,7 @@ class Joint:
     @property
     def name(self) -> str:
         block = self.decision.block
-        return block.path or f"the {block.kind}"
+        return clean(block.path or f"the {block.kind}")
 
     def count(self, condition: str) -> None:
         """Without a lock, which would cost more: two threads at once may count as one."""
