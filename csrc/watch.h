@@ -43,6 +43,9 @@ struct WatchedItems {
 struct WatchedPair {
   Ref object, value;
 };
+struct WatchedKind {
+  Ref object, type, dict;
+};
 struct WatchedTag {
   Ref type;
   unsigned int tag;
@@ -55,7 +58,7 @@ struct WatchState {
   std::vector<WatchedModule> modules;
   std::vector<WatchedEntry> entries;
   std::vector<WatchedItems> items;
-  std::vector<WatchedPair> kinds;  // an object and its class
+  std::vector<WatchedKind> kinds;
   std::vector<WatchedTag> tags;
   std::vector<WatchedFunction> functions;
   std::vector<WatchedPair> cells;
@@ -71,8 +74,8 @@ struct WatchState {
       visit(i.container);
       for (const auto& value : i.values) visit(value);
     }
-    for (const auto* pairs : {&kinds, &cells})
-      for (const auto& k : *pairs) visit(k.object), visit(k.value);
+    for (const auto& k : kinds) visit(k.object), visit(k.type), visit(k.dict);
+    for (const auto& c : cells) visit(c.object), visit(c.value);
     for (const auto& t : tags) visit(t.type);
     for (const auto& f : functions)
       visit(f.function), visit(f.code), visit(f.defaults), visit(f.kwdefaults);
@@ -126,7 +129,9 @@ class Comparison {
       if (!t.tag || reinterpret_cast<PyTypeObject*>(t.type.p)->tp_version_tag != t.tag)
         return false;
     for (const auto& k : state_.kinds)
-      if (reinterpret_cast<PyObject*>(Py_TYPE(k.object.p)) != k.value.p) return false;
+      if (reinterpret_cast<PyObject*>(Py_TYPE(k.object.p)) != k.type.p ||
+          instance_dict(k.object.p) != k.dict.p)
+        return false;
     for (const auto& e : state_.entries)
       if (!entry_holds(e)) return false;
     for (const auto& i : state_.items)
@@ -277,8 +282,10 @@ bool fill_watch(WatchState& state, PyObject* const (&lists)[7]) {
                         items.values.push_back(owned(values, v));
                       state.items.push_back(std::move(items));
                     }) &&
-         each_tuple(lists[3], 2,
-                    [&](PyObject* t) { state.kinds.push_back({owned(t, 0), owned(t, 1)}); }) &&
+         each_tuple(lists[3], 3,
+                    [&](PyObject* t) {
+                      state.kinds.push_back({owned(t, 0), owned(t, 1), owned(t, 2)});
+                    }) &&
          each_tuple(lists[4], 1,
                     [&](PyObject* t) {
                       auto* type = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(t, 0));

@@ -6,6 +6,7 @@ refuses the module.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from types import CodeType
 
@@ -42,7 +43,15 @@ _UNKNOWABLE = {
     *("get_num_threads", "get_num_interop_threads", "current_stream", "is_shared", "is_pinned"),
     *("get_float32_matmul_precision", "are_deterministic_algorithms_enabled", "grad"),
     *("get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype"),
-    *("__getattribute__", "__dict__"),
+    *("__getattribute__", "__dict__", "attrgetter", "methodcaller", "getattr_static"),
+    # Tables of a module: what is added to them would count.
+    *("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"),
+    *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),
+    *("_backward_hooks", "_backward_pre_hooks", "get_parameter", "get_buffer", "get_submodule"),
+    # State of torch and of the process.
+    *("backends", "is_anomaly_enabled", "is_initialized", "get_rank", "get_world_size"),
+    *("get_deterministic_debug_mode", "is_deterministic_algorithms_warn_only_enabled"),
+    *("current_thread", "get_ident", "getpid"),
 }
 
 # By these a tensor tells how large it is. What takes parts of it shows in the graph.
@@ -52,33 +61,55 @@ _SIZES = frozenset(
         *("__len__", "stride", "is_same_size", "element_size", "itemsize", "names", "sizes"),
         *("iter", "enumerate", "zip", "map", "list", "tuple", "repr", "str", "format", "tolist"),
         *("is_contiguous", "storage_offset", "sym_size", "sym_numel", "hash", "bool", "any"),
+        *("flatten", "unflatten", "ravel", "view", "view_as", "reshape", "reshape_as", "squeeze"),
+        *("unsqueeze", "t", "T", "mT", "H", "mH", "transpose", "permute", "movedim", "moveaxis"),
+        *("swapaxes", "swapdims", "expand", "expand_as", "repeat", "broadcast_to", "tile"),
+        *("contiguous", "memory_format", "narrow", "select", "chunk", "split", "unbind", "stack"),
+        *("cat", "concat", "atleast_1d", "atleast_2d", "atleast_3d", "squeeze_", "t_", "set_"),
     ]
 )
+# Of torch.nn.modules: they do the same to every row.
+_SIZELESS_MODULES = ("linear.py", "activation.py", "container.py", "dropout.py")
 
 
-def asked_modes(codes: Iterable[CodeType]) -> frozenset[str]:
-    """Values of `MODES`; Refused if something is asked that calls do not share."""
-    modes: set[str] = set()
+def asked_modes(codes: Iterable[CodeType], called: frozenset[str]) -> frozenset[str]:
+    """Values of `MODES`; Refused if something is asked that calls do not share.
+
+    `called` are C functions by their own names, under whatever name the code knows them.
+    """
+    modes = {MODES[name] for name in called if name in MODES}
+    for name in sorted(called & _UNKNOWABLE):
+        raise Refused(f"asks for {name}, which no two calls share")
     for code in codes:
         if not is_users(code.co_filename):
             continue
         names = names_of(code)
-        asked = names.attributes | frozenset(names.globals)
+        asked = names.read | frozenset(names.globals)
         if names.asks_class:
             raise Refused(
                 "asks for the class of an object, which welding changes",
                 where=_place(code, names.asks_class),
             )
+        if names.passes_getattr:
+            raise Refused("reads attributes by computed names", where=_place(code, "getattr"))
         for name in sorted(asked & _UNKNOWABLE):
             raise Refused(f"asks for {name}, which no two calls share", where=_place(code, name))
         modes |= {MODES[name] for name in asked if name in MODES}
     return frozenset(modes)
 
 
-def asks_sizes(codes: Iterable[CodeType]) -> bool:
-    """Whether code may ask how large a tensor is."""
-    users = [names_of(code) for code in codes if is_users(code.co_filename)]
-    return any(_SIZES & (names.read | set(names.globals)) for names in users)
+def asks_sizes(codes: Iterable[CodeType], called: frozenset[str]) -> bool:
+    """Whether code may ask how large a tensor is, or arrange it otherwise."""
+    if called & _SIZES:
+        return True
+    for code in codes:
+        names = names_of(code)
+        if is_users(code.co_filename):
+            if _SIZES & (names.read | set(names.globals)):
+                return True
+        elif os.path.basename(code.co_filename) not in _SIZELESS_MODULES:
+            return True  # nn.Flatten, say, which does nothing to two dimensions
+    return False
 
 
 def _place(code: CodeType, name: str) -> str:

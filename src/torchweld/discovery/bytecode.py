@@ -33,10 +33,12 @@ class Names:
     imports: tuple[str, ...]
     stored_globals: tuple[str, ...]
     stored_free: tuple[str, ...]
+    stored_attributes: tuple[tuple[str, int], ...]  # with their lines
     asks_class: str  # "type" or "__class__", if more is done with a class than reading attributes
     handles: bool  # whether it catches exceptions, such as that of a missing attribute
     lines: dict[str, int]  # of each name, where it is first met
     constant_calls: frozenset[int]  # offsets of calls of getattr and hasattr with a constant name
+    passes_getattr: bool  # whether getattr or hasattr is given to somebody else
 
     @property
     def read(self) -> frozenset[str]:
@@ -50,6 +52,7 @@ def names_of(code: CodeType) -> Names:
     texts: set[str] = set()
     lines: dict[str, int] = {}
     found: dict[str, list[str]] = {"globals": [], "imports": [], "stored": [], "free": []}
+    stored: list[tuple[str, int]] = []
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
         start = instruction.starts_line
@@ -66,6 +69,9 @@ def names_of(code: CodeType) -> Names:
             found["imports"].append(value)
         elif name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             found["stored"].append(value)
+        elif name in ("STORE_ATTR", "DELETE_ATTR"):
+            attributes.add(value)
+            stored.append((value, line))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in code.co_freevars:
             found["free"].append(value)
         if isinstance(value, str):
@@ -79,11 +85,13 @@ def names_of(code: CodeType) -> Names:
         globals=tuple(dict.fromkeys(found["globals"])),
         imports=tuple(dict.fromkeys(found["imports"])),
         stored_globals=tuple(dict.fromkeys(found["stored"])),
+        stored_attributes=tuple(stored),
         stored_free=tuple(dict.fromkeys(found["free"])),
         asks_class=_asks_class(code),
         handles=_handles(code),
         lines=lines,
-        constant_calls=_constant_calls(code),
+        constant_calls=_calls_by_name(code)[0],
+        passes_getattr=_calls_by_name(code)[1],
     )
 
 
@@ -124,11 +132,13 @@ def _asks_class(code: CodeType) -> str:
     return "type" if waiting else asked
 
 
-def _constant_calls(code: CodeType) -> frozenset[int]:
-    """Offsets of the calls `getattr(…, "name")`, by following the stack along straight lines."""
+def _calls_by_name(code: CodeType) -> tuple[frozenset[int], bool]:
+    """Offsets of the calls `getattr(…, "name")`, by following the stack along straight lines, and
+    whether there is a `getattr` that is not called."""
     if not _BY_NAME & set(code.co_names):
-        return frozenset()
+        return frozenset(), False
     found: set[int] = set()
+    loaded = calls = 0
     stack: list[Any] = []  # texts that are constants, _Function for what is looked for, else None
     for instruction in dis.get_instructions(code):
         name = instruction.opname
@@ -140,8 +150,10 @@ def _constant_calls(code: CodeType) -> frozenset[int]:
             count = instruction.arg or 0
             called = stack[-count - 1 : len(stack) - count] if len(stack) > count else []
             text = stack[-count + 1] if count >= 2 and len(stack) >= count else None
-            if called and isinstance(called[0], _Function) and isinstance(text, str):
-                found.add(instruction.offset)
+            if called and isinstance(called[0], _Function):
+                calls += 1
+                if isinstance(text, str):
+                    found.add(instruction.offset)
         effect = _effect(instruction)
         if effect <= 0:
             del stack[max(0, len(stack) + effect - 1) :]
@@ -152,7 +164,8 @@ def _constant_calls(code: CodeType) -> frozenset[int]:
             stack[-1] = instruction.argval
         elif name in _GLOBALS and instruction.argval in _BY_NAME:
             stack[-1] = _Function()
-    return frozenset(found)
+            loaded += 1
+    return frozenset(found), loaded > calls
 
 
 class _Function:

@@ -10,6 +10,7 @@ without a dictionary, functions that were reached in a way that cannot be watche
 
 from __future__ import annotations
 
+import builtins
 import collections
 import enum
 import functools
@@ -42,6 +43,7 @@ from torchweld.discovery.facts import (
     Name,
     Part,
     Tie,
+    contents_of,
     items_of,
     looked_up,
 )
@@ -56,10 +58,24 @@ from torchweld.discovery.reasons import Refused, place_of_line
 # More than this cannot be compared at every call.
 MOST_FACTS, MOST_ITEMS = 400, 256
 
+_EXACT = frozenset(
+    [
+        *(int, float, complex, bool, str, bytes, type(None), type(...), range, slice),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+        *(type(NotImplemented), types.GenericAlias, types.UnionType),
+    ]
+)
 _CONSTANTS = (
-    *(int, float, complex, bool, str, bytes, type(None), type(...), range, slice, torch.dtype),
-    *(torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
-    *(enum.Enum, np.generic, np.dtype, np.ufunc, logging.Logger, logging.LoggerAdapter),
+    *(torch.finfo, torch.iinfo, np.generic, np.dtype, np.ufunc),
+    *(logging.Logger, logging.LoggerAdapter),
+)
+# Modules of Python's library whose functions depend on their arguments alone.
+_PURE = frozenset(
+    [
+        *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
+        *("fractions", "functools", "itertools", "logging", "math", "numbers", "operator"),
+        *("string", "types", "typing", "warnings", "__future__", "re", "textwrap", "decimal"),
+    ]
 )
 _BUILT_IN = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
@@ -72,30 +88,45 @@ _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 # Of every module: looked up by torch itself at each call.
 _ALWAYS = ("forward", "__call__", "_call_impl", "__getattr__", "__getattribute__")
 _BOOKKEEPING = frozenset(nn.Module().__dict__)
+_HEAP_TYPE = 1 << 9  # of a class that was made by Python code
+
+
+def _is_librarys(kind: type) -> bool:
+    """Whether a class is of Python's library, whose methods are not looked into."""
+    top = kind.__module__.split(".")[0]
+    return top in sys.stdlib_module_names and top not in ("__main__", "builtins")
 
 
 def facts_of(
-    module: nn.Module, ran: Sequence[Ran], kind_of: Callable[[type], type] = lambda kind: kind
+    module: nn.Module,
+    ran: Sequence[Ran],
+    called: frozenset[str] = frozenset(),
+    kind_of: Callable[[type], type] = lambda kind: kind,
 ) -> Facts:
     """Everything that `ran`, recorded while `module` was called, can have read.
 
+    `called` are names of the C functions that were called.
+
     `kind_of` gives the class that a module's class stands for.
     """
-    return _Closure(module, ran, kind_of).facts()
+    return _Closure(module, ran, called, kind_of).facts()
 
 
 class _Closure:
     def __init__(
-        self, module: nn.Module, ran: Sequence[Ran], kind_of: Callable[[type], type]
+        self,
+        module: nn.Module,
+        ran: Sequence[Ran],
+        called: frozenset[str],
+        kind_of: Callable[[type], type],
     ) -> None:
-        self._ran, self._kind_of = ran, kind_of
+        self._ran, self._called, self._kind_of = ran, called, kind_of
         self._codes = {one.code for one in ran}
         named = [names_of(code) for code in self._codes]
         self._texts = frozenset(text for one in named for text in one.texts)
-        caught = [one.attributes for one in named if one.handles]
-        # Names that may be found missing without an error.
-        self._may_miss = self._texts.union(*caught)
         self._names = frozenset(name for one in named for name in one.read)
+        # Names that may be found missing without an error: whoever catches one may have called.
+        self._may_miss = self._names if any(one.handles for one in named) else self._texts
         self._paths = {inner: path for path, inner in module.named_modules()}
         self._explained: set[types.CodeType] = set()
         self._explained_functions: set[int] = set()
@@ -111,7 +142,7 @@ class _Closure:
         self._switched: list[str] = []
 
     def facts(self) -> Facts:
-        modes = asked_modes(self._codes)
+        modes = asked_modes(self._codes, self._called)
         for module, path in self._paths.items():
             self._module(module, path)
         for one in self._ran:
@@ -128,7 +159,7 @@ class _Closure:
             modes=modes,
             switched=tuple(self._switched),
             ties=tuple(self._ties()),
-            asks_sizes=asks_sizes(self._codes),
+            asks_sizes=asks_sizes(self._codes, self._called),
         )
         if len(self._entries) + len(self._items) > MOST_FACTS:
             raise Refused(f"depends on more than {MOST_FACTS} things that can change")
@@ -142,7 +173,7 @@ class _Closure:
         for name in (*names.stored_globals, *self._stored_outside(one.code)):
             raise Refused(f"sets {name}, which outlives the call", where=_place(one.code, name))
         owner = one.first
-        if owner is not None and not isinstance(owner, (Tensor, *_CONSTANTS)):
+        if owner is not None and not isinstance(owner, Tensor) and not _is_constant(owner):
             kind = owner if isinstance(owner, type) else self._kind_of(type(owner))
             self._method(kind, one.code)
             if isinstance(owner, type) and users:
@@ -152,8 +183,11 @@ class _Closure:
         for name in names.globals:
             self._global(one, name)
         for name in names.imports:
-            known = sys.modules.get(name)
-            self._value(known, f"module {name}", _place(one.code, name))
+            known, where = sys.modules.get(name), _place(one.code, name)
+            if known is None:
+                raise Refused(f"imports {name}, which cannot be watched", where=where)
+            self._entry(None, "", sys.modules, name, known, f"module {name}")
+            self._value(known, f"module {name}", where)
 
     def _stored_outside(self, code: types.CodeType) -> list[str]:
         """Free variables it sets that belong to no function that ran."""
@@ -181,6 +215,10 @@ class _Closure:
             return
         if value is not ABSENT:
             self._value(value, what, where)
+        else:
+            found = vars(builtins).get(name, ABSENT)
+            self._entry(None, "", vars(builtins), name, found, f"builtin {name}")
+            self._value(found, f"builtin {name}", where)
 
     def _ties(self) -> Iterator[Tie]:
         """The block names each tensor once; under its other names it has to stay the same."""
@@ -208,6 +246,7 @@ class _Closure:
             self._entry(path, "__dict__", None, "forward", ABSENT, f"{what}.forward")
         if "training" in self._names:
             self._switched.append(path)
+        by_hand = looked_up(kind, "__getattr__") is not nn.Module.__getattr__
         for name in sorted(self._names - _BOOKKEEPING - {"forward"}):
             named = f"{path}.{name}" if path else name
             if name in own:
@@ -220,9 +259,10 @@ class _Closure:
                 state = None if own[held][name] is None else PRESENT
                 self._entry(path, held, None, name, state, named)
             missing = held is None and name not in module._modules and not in_class
-            if not missing or name in self._may_miss:
+            may_miss = name in self._may_miss or by_hand
+            if not missing or may_miss:
                 self._entry(path, "__dict__", None, name, ABSENT, named)
-            if missing and name in self._may_miss:
+            if missing and may_miss:
                 for table in ("_parameters", "_buffers"):
                     self._entry(path, table, None, name, ABSENT, named)
 
@@ -250,15 +290,16 @@ class _Closure:
         known = self._classes.get(kind)
         if known is not None and all(name in known.names for name in more):
             return
-        if kind.__module__ == "builtins":
+        if not kind.__flags__ & _HEAP_TYPE:
             return
+        meta: type = type(kind)
+        if meta is not type and meta.__flags__ & _HEAP_TYPE:
+            self._class(meta)
         names = {name: looked_up(kind, name) for name in (*_ALWAYS, *more)}
-        for name in self._names:
-            found = looked_up(kind, name)
-            if found is not ABSENT or name in self._may_miss:
-                names[name] = found
+        # Names that are missing too: what appears in a class may come before what was read.
+        names |= {name: looked_up(kind, name) for name in self._names}
         for base in kind.__mro__:
-            if base.__module__ != "builtins" and not base.__module__.startswith("torch."):
+            if base.__flags__ & _HEAP_TYPE and not base.__module__.startswith("torch."):
                 special = [n for n in base.__dict__ if n.startswith("__") and n.endswith("__")]
                 names |= {name: looked_up(kind, name) for name in special}
         fresh = {n: v for n, v in names.items() if known is None or n not in known.names}
@@ -286,7 +327,12 @@ class _Closure:
 
     def _value(self, value: Any, what: str, where: str) -> None:
         """Whatever an attribute, a global or a free variable holds."""
-        if value is ABSENT or isinstance(value, (*_CONSTANTS, *_BUILT_IN)):
+        if value is ABSENT or _is_constant(value):
+            return
+        if isinstance(value, _BUILT_IN):
+            owner = getattr(value, "__self__", None)  # of `table.get`, the table
+            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+                self._value(owner, what, where)
             return
         if id(value) in self._seen:
             return
@@ -294,12 +340,17 @@ class _Closure:
         self._keep.append(value)
         if isinstance(value, nn.Module):
             if value not in self._paths:
-                self._object(value, what, where)
+                raise Refused(f"depends on {what}, a module outside of it", where=where)
         elif isinstance(value, (Tensor, np.ndarray)):
             kind = "a tensor" if isinstance(value, Tensor) else "an array"
             raise Refused(f"depends on {what}, {kind} that can change unseen", where=where)
         elif isinstance(value, types.ModuleType):
             self._namespace(value, what, where)
+        elif isinstance(value, enum.Enum):
+            self._class(type(value))
+            self._kinds.append(Kind(value, type(value), value.__dict__, what))
+            self._object_entries(value, what, where)
+            self._value(value._value_, what, where)
         elif isinstance(value, type):
             if value.__module__ != "builtins" and value.__module__.split(".")[0] != "torch":
                 self._class(value)
@@ -348,12 +399,12 @@ class _Closure:
             raise Refused(
                 f"depends on {what}, a {kind.__name__}, which can change unseen", where=where
             )
-        made_in_python = kind.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE
+        made_in_python = kind.__flags__ & _HEAP_TYPE and not _is_librarys(kind)
         if not made_in_python and kind is not types.SimpleNamespace:
             raise Refused(
                 f"depends on {what}, a {kind.__name__}, which cannot be looked into", where=where
             )
-        self._kinds.append(Kind(value, kind, what))
+        self._kinds.append(Kind(value, kind, own, what))
         self._class(kind)
         self._object_entries(value, what, where)
 
@@ -377,21 +428,19 @@ class _Closure:
         """A Python module: the names in the code, as it has them."""
         file = getattr(module, "__file__", None) or ""
         top = module.__name__.split(".")[0]
-        if top in ("torch", "numpy", "builtins") or not file or is_library(file):
-            if top in ("os", "sys", "random", "time", "datetime") and where:
-                self._unknowable_module(module, where)
+        if top in ("torch", "numpy", *_PURE):
             return
+        if top in sys.stdlib_module_names or (file and is_library(file)):
+            raise Refused(f"depends on {module.__name__}, which cannot be watched", where=where)
         for name in sorted(self._names):
-            if name in module.__dict__:
+            if name not in module.__dict__:
+                if name in self._may_miss:
+                    self._entry(None, "", module.__dict__, name, ABSENT, f"{what}.{name}")
+            else:
                 value = module.__dict__[name]
                 named = f"{module.__name__}.{name}"
                 if self._entry(None, "", module.__dict__, name, value, named):
                     self._value(value, named, self._where(name) or where)
-
-    def _unknowable_module(self, module: types.ModuleType, where: str) -> None:
-        for name in ("environ", "getenv", "argv", "modules", "flags"):
-            if name in self._names and hasattr(module, name):
-                raise Refused(f"depends on {module.__name__}.{name}", where=where)
 
     # ---- functions ----
 
@@ -405,6 +454,13 @@ class _Closure:
             if is_installed_cache(value):
                 return
             raise Refused(f"calls {what}, which remembers its results", where=where)
+        if hasattr(value, "registry") and hasattr(value, "dispatch"):
+            raise Refused(f"calls {what}, which dispatches on types", where=where)
+        if isinstance(value, property) and not is_function(value.fget):
+            raise Refused(f"depends on {what}, whose getter cannot be looked into", where=where)
+        if isinstance(value, functools.partialmethod):
+            self._container(value.args, what, where)
+            self._container(value.keywords, what, where)
         if isinstance(value, types.MethodType):
             if not isinstance(value.__self__, nn.Module) or value.__self__ not in self._paths:
                 self._value(value.__self__, what, where)
@@ -423,32 +479,30 @@ class _Closure:
                 defaults, kwdefaults = function.__defaults__, function.__kwdefaults__
                 self._functions.append(Function(function, code, defaults, kwdefaults, what))
             self._free(function, what, where)
-            for default in (
-                *(function.__defaults__ or ()),
-                *(function.__kwdefaults__ or {}).values(),
-            ):
-                self._value(default, f"a default of {what}", where)
-            if function.__kwdefaults__ is not None and code in self._codes:
-                self._items.append(
-                    Items(function.__kwdefaults__, items_of(function.__kwdefaults__), what)
-                )
             if code in self._codes:
-                for name in sorted(self._names & function.__dict__.keys() - {"__wrapped__"}):
-                    self._entry(None, "", function.__dict__, name, function.__dict__[name], what)
-                    self._value(function.__dict__[name], f"{what}.{name}", where)
+                self._function_state(function, what, where)
+
+    def _function_state(self, function: types.FunctionType, what: str, where: str) -> None:
+        """Defaults and attributes of a function that ran."""
+        by_name, own = function.__kwdefaults__, function.__dict__
+        for default in (*(function.__defaults__ or ()), *(by_name or {}).values()):
+            self._value(default, f"a default of {what}", where)
+        if by_name is not None:
+            self._items.append(Items(by_name, items_of(by_name), f"the defaults of {what}"))
+        self._kinds.append(Kind(function, types.FunctionType, own, what))
+        for name in sorted(self._names - {"__wrapped__"}):
+            if name in own:
+                self._entry(None, "", own, name, own[name], f"{what}.{name}")
+                self._value(own[name], f"{what}.{name}", where)
+            elif name in self._texts:
+                self._entry(None, "", own, name, ABSENT, f"{what}.{name}")
 
     def _free(self, function: types.FunctionType, what: str, where: str) -> None:
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            try:
-                contents = cell.cell_contents
-            except ValueError:  # not set yet
-                contents = ABSENT
-            if name == "__class__":
+        names = function.__code__.co_freevars
+        for name, cell in zip(names, function.__closure__ or (), strict=True):
+            if name == "__class__" or id(cell) in self._seen:
                 continue
-            if id(cell) in self._seen:
-                continue
+            contents = contents_of(cell)
             self._seen.add(id(cell))
             self._keep.append(cell)
             named = f"{name}, a free variable of {function.__name__}"
@@ -481,6 +535,13 @@ class _Closure:
             if is_users(code.co_filename) and name in names_of(code).lines:
                 return _place(code, name)
         return ""
+
+
+def _is_constant(value: Any) -> bool:
+    """What cannot change itself. An instance of a subclass may have attributes."""
+    if type(value).__module__ == "typing":
+        return True
+    return type(value) in _EXACT or isinstance(value, _CONSTANTS)
 
 
 def _place(code: types.CodeType, name: str) -> str:

@@ -71,7 +71,13 @@ class Ran:
     first: Any
 
 
-def executed(call: Callable[[], object]) -> list[Ran]:
+@dataclass(frozen=True, eq=False)
+class Executed:
+    ran: list[Ran]
+    called: frozenset[str]  # names of the C functions that the model's own code called
+
+
+def executed(call: Callable[[], object]) -> Executed:
     watch = _Watch()
     before, collecting = sys.getprofile(), gc.isenabled()
     gc.disable()  # what others do when garbage is collected is none of the call's doing
@@ -84,13 +90,46 @@ def executed(call: Callable[[], object]) -> list[Ran]:
             gc.enable()
     if watch.refused is not None:
         raise watch.refused
-    return list(watch.ran.values())
+    return Executed(list(watch.ran.values()), frozenset(watch.called))
+
+
+def stored_names(call: Callable[[], object], ran: list[Ran]) -> tuple[str, str] | None:
+    """An attribute that the model's own code sets in this call, and the line; None if none."""
+    stores = {
+        (one.code, line): name
+        for one in ran
+        if is_users(one.code.co_filename)
+        for name, line in names_of(one.code).stored_attributes
+    }
+    if not stores:
+        return None
+    met: list[tuple[types.CodeType, int]] = []
+    codes = {code for code, _ in stores}
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in codes:
+            return None
+        if (frame.f_code, frame.f_lineno) in stores:
+            met.append((frame.f_code, frame.f_lineno))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    if not met:
+        return None
+    code, line = met[0]
+    return stores[met[0]], place_of_line(code, line)
 
 
 class _Watch:
     def __init__(self) -> None:
         self.ran: dict[tuple[types.CodeType, int], Ran] = {}
         self.refused: Refused | None = None
+        self.called: set[str] = set()
         self._library: dict[str, bool] = {}  # files that were met
 
     def event(self, frame: types.FrameType, event: str, argument: Any) -> None:
@@ -98,9 +137,11 @@ class _Watch:
         if code.co_name == "<module>":  # `eval` of a type's name, inside a library
             return
         if event == "call":
-            if not self._is_library(code.co_filename):
+            if not self._is_library(frame):
                 self._note(frame, code)
-        elif event == "c_call" and not self._is_library(code.co_filename):
+        elif event == "c_call" and not self._is_library(frame):
+            if is_users(code.co_filename):
+                self.called.add(getattr(argument, "__name__", ""))
             reason = _why_not(argument, frame)
             if reason and self.refused is None:
                 self.refused = Refused(reason, where=place_of_line(code, frame.f_lineno))
@@ -112,7 +153,11 @@ class _Watch:
             free = {name: known[name] for name in code.co_freevars if name in known}
             self.ran[code, id(first)] = Ran(code, frame.f_globals, free, first)
 
-    def _is_library(self, file: str) -> bool:
+    def _is_library(self, frame: types.FrameType) -> bool:
+        file = frame.f_code.co_filename
+        if file.startswith("<"):  # made by exec; a dataclass's __init__ belongs to its module
+            home = str(frame.f_globals.get("__name__", "")).split(".")[0]
+            return home == "torch" or (home in sys.stdlib_module_names and home != "__main__")
         known = self._library.get(file)
         if known is None:
             known = is_library(file) or is_ours(file)

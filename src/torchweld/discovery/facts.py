@@ -63,6 +63,7 @@ class Kind:
 
     thing: Any
     kind: type
+    own: dict[str, Any]  # its `__dict__`
     what: str
 
 
@@ -146,6 +147,9 @@ class Observed:
         for entry in self._facts.entries:
             if entry.holder is not None:
                 yield entry.what, entry.holder.get(entry.key, ABSENT)
+        for fact in self._facts.classes:
+            for name in fact.names:
+                yield f"{fact.kind.__name__}.{name}", looked_up(fact.kind, name)
         for items in self._facts.items:
             yield items.what, items_of(items.container)
         for cell in self._facts.cells:

@@ -124,15 +124,6 @@ def _in_words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def difference(model: nn.Module, block: Block) -> str:
-    """Why a block is not what the model computes; nothing if it is."""
-    at_root = replace(block, path="")
-    now = reread(model, at_root)
-    if isinstance(now, Refusal):
-        return now.reason
-    return next(differences(now, at_root), "")
-
-
 # ---- calls to trace ----
 
 
@@ -148,8 +139,8 @@ def signatures_of(block: Block, module: nn.Module) -> list[Signature]:
         for call in calls if few else reversed(calls):
             if call.rows == 0:
                 continue
-            for beside in _besides(block, len(call.shape)):
-                signature = _signature(block, call, beside, device)
+            for beside, nones in _besides(block, len(call.shape)):
+                signature = _signature(block, call, beside, nones, device)
                 (kind,) = kinds_of([signature])
                 found.setdefault((kind, few), signature)
     if not 1 <= len(found) <= MOST_KINDS:
@@ -169,19 +160,28 @@ def _made_up(block: Block) -> Call:
     )
 
 
-def _besides(block: Block, dims: int) -> list[tuple[Beside, ...]]:
-    """The arguments beside x in calls with so many dimensions."""
-    told = [d.beside for d in block.valid if d.ones == ANY_DIMS or len(d.ones) == dims - 1]
+def _besides(block: Block, dims: int) -> list[tuple[tuple[Beside, ...], tuple[str, ...]]]:
+    """The arguments beside x in calls with so many dimensions: tensors, and what is None."""
+    told = [
+        (d.beside, d.nones) for d in block.valid if d.ones == ANY_DIMS or len(d.ones) == dims - 1
+    ]
     if told:
         return list(dict.fromkeys(told))
-    return [tuple(Beside(name=n, dtype=block.dtype, ones="n" * dims) for n in block.ignores)]
+    return [(tuple(Beside(name=n, dtype=block.dtype, ones="n" * dims) for n in block.ignores), ())]
 
 
 def _signature(
-    block: Block, call: Call, beside: Sequence[Beside], device: torch.device
+    block: Block,
+    call: Call,
+    beside: Sequence[Beside],
+    nones: Sequence[str],
+    device: torch.device,
 ) -> Signature:
     shape = _fewer_rows(call.shape)
-    arguments = [(block.argument, _spec(shape, call.dtype, device))]
+    arguments: list[tuple[str, TensorSpec | None]] = [
+        (block.argument, _spec(shape, call.dtype, device)),
+        *((name, None) for name in nones),
+    ]
     for one in beside:
         sizes = [1 if c == "1" else 3 for c in one.ones]
         if len(sizes) == len(shape):  # most often it has the shape of x

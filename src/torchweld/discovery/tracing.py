@@ -76,7 +76,7 @@ _SIZELESS = frozenset(
         *("softplus", "leaky_relu", "selu", "celu", "relu6", "hardtanh", "hardsigmoid", "erf"),
         *("mul", "add", "sub", "div", "neg", "pow", "square", "exp", "log1p", "sqrt", "rsqrt"),
         *("clamp", "clamp_min", "clamp_max", "abs", "maximum", "minimum", "where", "dropout"),
-        *("contiguous", "clone", "alias", "detach", "t", "_to_copy", "to"),
+        *("alias", "detach"),
     )
 )
 _PRODUCTS = (

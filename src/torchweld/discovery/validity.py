@@ -6,7 +6,7 @@ which hold the very objects that were read.
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import nn
 
 from torchweld.discovery.depending import facts_of
-from torchweld.discovery.executing import Ran, executed
+from torchweld.discovery.executing import Executed, executed, stored_names
 from torchweld.discovery.facts import Facts, Observed
 from torchweld.discovery.found import Beside, Domain
 from torchweld.discovery.reading import read
@@ -62,23 +62,71 @@ def facts_for(
     The calls run on fake tensors. `module` may be a copy: `live` gives the module that one of the
     copy stands for, and the facts are about those.
     """
-    ran: list[Ran] = []
-    calls = list(signatures)
+    calls = list(dict.fromkeys(signatures))
     calls += [replace(one, training=False) for one in calls if one.training]
-    kinds = kinds_of(calls)
-    for signature in kinds.values():
-        with traceable(module, signature) as (own, given, _), refusing():
-            called(module, signature, own, given)  # what is done once, such as an import, is done
-            found = executed(lambda: called(module, signature, own, given))  # noqa: B023
-        ran += found
-    ran = [
-        replace(one, first=live(one.first)) if isinstance(one.first, nn.Module) else one
-        for one in ran
-    ]
-    facts = facts_of(live(module), ran, kind_of)
-    _check_modes(module, facts, kinds.values())
-    _check_effects(module, kinds.values(), facts)
-    return facts
+    kinds = list(kinds_of(calls).values())
+    found = [_executed(module, signature) for signature in kinds]
+
+    def facts() -> Facts:
+        ran = [
+            replace(one, first=live(one.first)) if isinstance(one.first, nn.Module) else one
+            for some in found
+            for one in some.ran
+        ]
+        names = frozenset(name for some in found for name in some.called)
+        return facts_of(live(module), ran, names, kind_of)
+
+    known = facts()
+    if known.asks_sizes:  # other sizes may take other ways
+        more = [one for one in _of_all_sizes(calls) if one not in kinds]
+        if len(more) > MOST_SIZES:
+            raise Refused(f"asks for sizes, and was called with more than {MOST_SIZES}")
+        for signature in more:
+            # A size that was made up need not run. Then it is not proved either.
+            with contextlib.nullcontext() if signature in calls else contextlib.suppress(Refused):
+                found.append(_executed(module, signature))
+        known = facts()
+    _check_modes(module, known, kinds)
+    _check_effects(module, kinds, known)
+    return known
+
+
+# Of calls of a module that asks for them.
+MOST_SIZES = 128
+
+
+def _executed(module: nn.Module, signature: Signature) -> Executed:
+    with traceable(module, signature) as (own, given, _), refusing():
+        called(module, signature, own, given)  # what is done once, such as an import, is done
+        before = [set(vars(tensor)) for tensor in (*own, *given)]
+        found = executed(lambda: called(module, signature, own, given))
+        stored = stored_names(lambda: called(module, signature, own, given), found.ran)
+        after = [set(vars(tensor)) for tensor in (*own, *given)]
+    if stored:
+        raise Refused(f"sets {stored[0]}, which outlives the call", where=stored[1])
+    if before != after:
+        raise Refused("sets an attribute of a tensor", where=defined_at(module))
+    return found
+
+
+def _of_all_sizes(calls: Sequence[Signature]) -> list[Signature]:
+    """Every call, and one for each pattern of ones that may be proved."""
+    found = list(calls)
+    for signature in kinds_of(calls).values():
+        for name, spec in signature.arguments:
+            if not isinstance(spec, TensorSpec) or not spec.shape:
+                continue
+            for pattern in patterns_to_try([spec.shape[:-1]]):
+                made_up = resized(spec, (*example_sizes(pattern), spec.shape[-1]))
+                arguments = tuple((n, made_up if n == name else s) for n, s in signature.arguments)
+                found.append(replace(signature, arguments=arguments))
+    return list(dict.fromkeys(found))
+
+
+def resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    """The same, contiguous, with other sizes."""
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return replace(spec, shape=shape, stride=strides, contiguous=True)
 
 
 def _check_effects(module: nn.Module, signatures: Iterable[Signature], facts: Facts) -> None:
@@ -183,8 +231,7 @@ class Proofs:
     ) -> bool:
         """Whether a call with this pattern of ones, made up, computes the chain."""
         x = _x_of(signature, chain.argument)
-        shape = (*example_sizes(pattern), x.shape[-1])
-        made_up = replace(x, shape=shape, stride=_strides(shape), contiguous=True)
+        made_up = resized(x, (*example_sizes(pattern), x.shape[-1]))
         arguments = tuple(
             (name, made_up if name == chain.argument else spec)
             for name, spec in signature.arguments
@@ -194,10 +241,6 @@ class Proofs:
         except Refused:
             return False
         return replace(found, dropout=()) == replace(chain, dropout=())
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def read_chain(module: nn.Module, signature: Signature) -> Chain:
@@ -259,7 +302,5 @@ def _nones(module: nn.Module, signature: Signature) -> tuple[str, ...]:
     return tuple(
         name
         for name, spec in signature.arguments
-        if spec is None
-        and name in parameters
-        and parameters[name].default not in (None, inspect.Parameter.empty)
+        if spec is None and name in parameters and parameters[name].default is not None
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchweld.discovery.found import Block
@@ -32,7 +33,9 @@ class Arguments:
     wanted: str
     ignored: tuple[str, ...]
     positional: tuple[str, ...]
-    defaults: Mapping[str, Any]  # None for a parameter that has none
+    names: frozenset[str]
+    unnamed: frozenset[str]  # to be given by position alone
+    defaults: Mapping[str, Any]
 
     @staticmethod
     def of(forward: Callable[..., Any], wanted: str, ignored: tuple[str, ...] = ()) -> Arguments:
@@ -45,8 +48,14 @@ class Arguments:
                 raise TorchweldError(
                     f"forward has no parameter {name!r}; it takes {', '.join(names) or 'none'}"
                 )
-        defaults = {p.name: None if p.default is p.empty else p.default for p in parameters}
-        return Arguments(wanted=wanted, ignored=ignored, positional=positional, defaults=defaults)
+        return Arguments(
+            wanted=wanted,
+            ignored=ignored,
+            positional=positional,
+            names=frozenset(names),
+            unnamed=frozenset(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY),
+            defaults={p.name: p.default for p in parameters if p.default is not p.empty},
+        )
 
     @property
     def wanted_first(self) -> bool:
@@ -57,21 +66,35 @@ class Arguments:
         if len(args) > len(self.positional):
             return None
         x: Any = None
+        given: set[str] = set()
         beside: dict[str, Tensor] = {}
         nones: tuple[str, ...] = ()
         for name, value in (*zip(self.positional, args, strict=False), *kwargs.items()):
             default = self.defaults.get(name, _MISSING)
-            if name == self.wanted and x is None:
+            if name in given or (name in kwargs and name in self.unnamed):
+                return None  # which the original has an error for
+            given.add(name)
+            if name == self.wanted:
                 x = value
             elif value is default:
                 continue
             elif name in self.ignored and isinstance(value, Tensor):
                 beside[name] = value
-            elif value is None and default is not _MISSING:
+            elif value is None and name in self.names:
                 nones = (*nones, name)
             else:
                 return None
         return Picked(x, beside, nones)
+
+
+def _is_odd(tensor: Tensor, x: Tensor) -> bool:
+    """Whether more can be asked of a tensor beside x than of those that were recorded."""
+    return (
+        type(tensor) is not Tensor
+        or tensor.layout != torch.strided
+        or tensor.device.type != x.device.type
+        or bool(tensor.__dict__)
+    )
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -104,6 +127,8 @@ class Validity:
         given = [picked.x, *picked.beside.values()]
         if len(given) != len({id(tensor) for tensor in given}):
             return "the same tensor twice"
+        if any(_is_odd(tensor, picked.x) for tensor in picked.beside.values()):
+            return "other arguments"
         if self._any:
             return None if not picked.nones else "other arguments"
         nones = frozenset(picked.nones)

@@ -18,6 +18,7 @@ from torchweld.packing import exporting
 from torchweld.welding.structure import inside
 
 if TYPE_CHECKING:
+    from torchweld.welding.arguments import Picked
     from torchweld.welding.joint import Joint
 
 
@@ -38,16 +39,13 @@ def record(
         return None
     if x.dtype != joint.dtype or x.device.type != joint.device or x.dim() == 0:
         return None
-    # To torch.jit.trace sizes are values of the graph; what it makes is for sizes like these.
-    if torch._C._get_tracing_state() is None and (
-        x.shape[-1] != joint.decision.block.in_features or not joint.valid.holds_in_graphs(picked)
-    ):
+    if not _is_valid(joint, picked):
         return None
     if torch.is_autocast_enabled(joint.device) or joint.asks_modes:
         return None
+    if not joint.holds_now():
+        return None
     if torch.compiler.is_dynamo_compiling() and not exporting():
-        if not joint.holds_now():
-            return None
         # What comes of it is not used, and no compiler keeps it. But Dynamo guards what it reads.
         base.forward(module, *args, **kwargs)
     elif joint.structure.differs(module):
@@ -79,6 +77,20 @@ def record(
         y = torch.ops.torchweld.chain_kept(x, tensors, joint.spec, joint.kept)
     scale = joint.decision.block.scale
     return y if scale == 1.0 else y * scale
+
+
+def _is_valid(joint: Joint, picked: Picked) -> bool:
+    _C: Any = torch._C
+    # To torch.jit.trace, sizes are values of its graph; here they are looked at behind its back.
+    tracing = None if torch.compiler.is_dynamo_compiling() else torch._C._get_tracing_state()
+    if tracing is not None:
+        _C._set_tracing_state(None)
+    try:
+        width = joint.decision.block.in_features
+        return picked.x.shape[-1] == width and joint.valid.holds_in_graphs(picked)
+    finally:
+        if tracing is not None:
+            _C._set_tracing_state(tracing)
 
 
 def _to_onnx() -> bool:

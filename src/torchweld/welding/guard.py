@@ -108,7 +108,7 @@ class Guard:
                 *(_tie(fact, numbers) for fact in facts.ties),
             ],
             [(fact.container, items_of(fact.container)) for fact in facts.items],
-            [(fact.thing, fact.kind) for fact in facts.kinds],
+            [(fact.thing, fact.kind, fact.own) for fact in facts.kinds],
             [(kind,) for kind in kinds],
             [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in functions],
             [(fact.cell, None) for fact in facts.cells],
@@ -138,6 +138,8 @@ class Guard:
         for kind in self.facts.kinds:
             if type(kind.thing) is not kind.kind:
                 yield f"{_owned(kind.what)} became a {type(kind.thing).__name__}"
+            elif kind.thing.__dict__ is not kind.own:
+                yield f"{_owned(kind.what)} has another __dict__"
         for items in self.facts.items:
             now = items_of(items.container)
             if len(now) != len(items.values) or not _all_same(items.container, now, items.values):
@@ -237,6 +239,8 @@ def _same(now: Any, before: Any) -> bool:
         return False
     if isinstance(now, tuple) and type(now) is tuple:
         return len(now) == len(before) and all(map(_same, now, before))
+    if isinstance(now, (float, complex)):
+        return repr(now) == repr(before)  # which tells -0.0 from 0.0, and NaN is NaN
     return type(now) in _PLAIN and bool(now == before)
 
 

@@ -116,6 +116,7 @@ class Joint:
     def watch_over(self, module: nn.Module, guard: Guard) -> None:
         """From now on the guard decides whether the module is what the decision is about."""
         self.guard, self.asks_modes = guard, bool(guard.facts.modes)
+        self.modes.remember(self._bind(module).tensors() or [])
         ref = weakref.ref(module)
 
         def holds_now() -> bool:
@@ -200,7 +201,8 @@ class Joint:
             return self._changed(module, guard, training, gradients)
         if any(bound.hooks) or (gradients and any(bound.backward_hooks)):
             return self.count("global hooks")
-        mode = self.modes.why_not(guard.facts.modes, x, tensors)
+        given = [x, *picked.beside.values()]
+        mode = self.modes.why_not(guard.facts.modes, given, tensors)
         if mode is not None:
             return self.count(mode)
         self.watch = guard.watch
@@ -213,10 +215,12 @@ class Joint:
             if self.guard is None and self._unreadable is None:
                 with Apart() as apart:
                     found = apart(read_again, module, self.decision.block)
-                if isinstance(found, Guard):
-                    self.watch_over(module, found)
-                else:
+                if isinstance(found, str):
                     self._unreadable = found
+                else:
+                    guard, now = found
+                    self.valid = Validity(now)
+                    self.watch_over(module, guard)
             return self.guard
 
     def _condition_of(self, picked: Picked) -> str | None:

@@ -5,14 +5,16 @@ Everything runs on a copy of the module's structure, so that other threads may b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from torchweld.discovery.cloning import structural_clone
 from torchweld.discovery.facts import Facts
-from torchweld.discovery.found import Block
+from torchweld.discovery.found import Block, Refusal
 from torchweld.discovery.reasons import Refused
-from torchweld.discovery.rereading import difference, signatures_of
+from torchweld.discovery.rereading import differences, reread, signatures_of
 from torchweld.discovery.validity import facts_for
 from torchweld.errors import CannotCloneError
 from torchweld.marks import plain_class
@@ -38,12 +40,16 @@ def facts_of_block(module: nn.Module, block: Block) -> Facts:
         )
 
 
-def read_again(module: nn.Module, block: Block) -> Guard | str:
-    """A guard for a module that was copied or loaded, or why it is not what it was."""
+def read_again(module: nn.Module, block: Block) -> tuple[Guard, Block] | str:
+    """A guard for a module that was copied or loaded, and the block as it is now; or why it is not
+    what it was."""
     try:
         guard = guard_of(module, block)
         with torch.inference_mode(False):
-            found = difference(structural_clone(module).model, block)
+            now = reread(structural_clone(module).model, replace(block, path=""))
     except Refused as refused:
         return refused.reason
-    return found or guard
+    if isinstance(now, Refusal):
+        return now.reason
+    changed = next(differences(now, replace(block, path="")), "")
+    return changed or (guard, now)
