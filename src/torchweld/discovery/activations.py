@@ -19,6 +19,7 @@ from torchweld.activations import ACTIVATIONS, format_activation
 from torchweld.discovery.reasons import op_name
 from torchweld.discovery.values import EXPRESSION, Apply, Expression, Half, nodes
 
+MOST_NUMBERS = 12  # of a formula, whose neighbourhood is looked at
 Function = Callable[[Tensor], Tensor]
 
 # Written out with constants of ten digits, gelu_tanh is off by 1e-11: closer than float32 can tell.
@@ -70,7 +71,26 @@ def _points(count: int) -> Tensor:
 
 def match_one(value: Expression, leaf: Half, dtype: torch.dtype) -> Match | None:
     """`value`, which depends on `leaf` alone, as an activation of it."""
-    return _match(lambda z: evaluate(value, {leaf.text: z}), _hints(value), dtype, _points(2400))
+    points = torch.cat([_points(2400), _kinks(value)])
+    return _match(lambda z: evaluate(value, {leaf.text: z}), _hints(value), dtype, points)
+
+
+def _kinks(value: Expression) -> Tensor:
+    """Points around the numbers that a formula has, their sums and quotients: where it may bend."""
+    numbers = {
+        abs(float(argument))
+        for node in nodes(value)
+        if isinstance(node, Apply)
+        for argument in (*node.args, *node.kwargs.values())
+        if isinstance(argument, (int, float)) and math.isfinite(argument)
+    }
+    few = sorted(numbers)[:MOST_NUMBERS]
+    found = {*few, *(a + b for a in few for b in few), *(a - b for a in few for b in few)}
+    found |= {a / b for a in few for b in few if b} | {a * b for a in few for b in few}
+    around = torch.tensor(sorted(found), **_WIDE)[:, None]
+    near = torch.tensor([0.0, 1e-6, -1e-6, 1e-3, -1e-3, 0.1, -0.1], **_WIDE)
+    points = torch.cat([around + near, around * (1 + near)]).reshape(-1)
+    return torch.cat([points, -points])
 
 
 def match_gate(value: Expression, gate: Half, up: Half, dtype: torch.dtype) -> Match | None:
@@ -89,7 +109,7 @@ def match_gate(value: Expression, gate: Half, up: Half, dtype: torch.dtype) -> M
     def at_one(z: Tensor) -> Tensor:
         return evaluate(value, {gate.text: z, up.text: torch.ones_like(z)})
 
-    return _match(at_one, _hints(value), dtype, _points(2400))
+    return _match(at_one, _hints(value), dtype, torch.cat([_points(2400), _kinks(value)]))
 
 
 def _match(

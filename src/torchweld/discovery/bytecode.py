@@ -173,6 +173,8 @@ class _Function:
 
 
 def _effect(instruction: dis.Instruction) -> int:
+    if instruction.opname == "CALL":  # Python 3.11 counts a part of it for PRECALL
+        return -(instruction.arg or 0) - 1
     takes = instruction.opcode >= dis.HAVE_ARGUMENT
     return dis.stack_effect(instruction.opcode, instruction.arg if takes else None, jump=False)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchweld.discovery.bytecode import names_of
 from torchweld.discovery.confirming import disagreement
 from torchweld.discovery.facts import Facts
 from torchweld.discovery.found import Domain
@@ -36,6 +37,7 @@ from torchweld.discovery.validity import Proofs, facts_for, kinds_of
 # More weights than this are no MLP. Tracing one layer takes some milliseconds.
 MOST_WEIGHTS = 32
 
+_HIGHER_ORDER = frozenset(["cond", "while_loop", "scan", "associative_scan", "flex_attention"])
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -222,6 +224,10 @@ def check_state(module: nn.Module) -> None:
             raise Refused(f"{what} {closed}")
         if "forward" in inner.__dict__:
             raise Refused(f"{what} has a forward of its own, set on the instance")
+        code = getattr(inspect.unwrap(type(inner).forward), "__code__", None)
+        if code is not None and (names := _HIGHER_ORDER & names_of(code).read):
+            # torch compiles what they are given, and a trace on fake tensors spoils that for good.
+            raise Refused(f"{what} may run torch.{min(names)}", where=defined_at(inner))
         if "parametrizations" in inner._modules:
             raise Refused(f"{what} is parametrised ({', '.join(inner.parametrizations)})")
         for hooks in _HOOKS if name else ():  # the module's own run around its forward

@@ -411,7 +411,9 @@ class _Closure:
     def _object_entries(self, value: Any, what: str, where: str) -> None:
         kind, own = type(value), value.__dict__
         names: Iterable[str] = sorted(self._names)
-        if _reads_by_hand(kind) and not isinstance(value, nn.Module):
+        # Two namespaces are compared, and one is written as a text, by C.
+        whole = _reads_by_hand(kind) or kind is types.SimpleNamespace
+        if whole and not isinstance(value, nn.Module):
             # Its own code decides what a name means: all that it holds may be read.
             self._items.append(Items(own, items_of(own), what))
             names = sorted(own)

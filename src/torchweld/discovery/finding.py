@@ -34,11 +34,11 @@ from torchweld.discovery.recording import (
 )
 from torchweld.discovery.tracing import own_tensors
 from torchweld.errors import TorchweldError
-from torchweld.inputs import Inputs, Workload, as_workloads
+from torchweld.inputs import Inputs, Workload, as_workloads, first_line
+from torchweld.interrupts import says_nothing
 from torchweld.paths import grouped_paths
 
 
-@undisturbed
 def find(model: nn.Module, inputs: Any, *, training: bool = False) -> Blocks:
     """What can be welded in `model`, run on `inputs`, and what cannot and why.
 
@@ -48,6 +48,17 @@ def find(model: nn.Module, inputs: Any, *, training: bool = False) -> Blocks:
     """
     check_model("find", model)
     check_flags("find", training=training)
+    try:
+        return _find(model, inputs, training)
+    except Exception as error:
+        if says_nothing(error) or isinstance(error, TorchweldError):
+            raise
+        kind = type(model).__name__
+        raise TorchweldError(f"this {kind} cannot be looked into: {first_line(error)}") from error
+
+
+@undisturbed
+def _find(model: nn.Module, inputs: Any, training: bool) -> Blocks:
     lazy = [n for n, p in model.named_parameters() if isinstance(p, UninitializedParameter)]
     if lazy:
         raise TorchweldError(
@@ -133,6 +144,18 @@ class _Search:
         self._visited: set[nn.Module] = set()
         self._explained: set[nn.Module | None] = set()  # not called, and a refusal says so
 
+    def _looked_into(self, module: nn.Module, path: str) -> Chain | Refused | None:
+        """What a module is; if it is a chain, its block is noted."""
+        try:
+            found = self._apart(self._candidates.examine, module)
+            if isinstance(found, Chain):
+                self._blocks[module] = self._apart(self._block, module, path, found)
+        except Exception as error:  # a module unlike any that this was written for
+            if says_nothing(error) or isinstance(error, TorchweldError):
+                raise
+            return Refused(f"cannot be looked into: {first_line(error)}", where=defined_at(module))
+        return found
+
     def visit(self, module: nn.Module, path: str) -> None:
         if module in self._visited:
             return
@@ -141,9 +164,8 @@ class _Search:
         if closed:
             self._refuse(module, path, Refused(f"{closed}: nothing inside was looked at"))
             return
-        found = self._apart(self._candidates.examine, module)
+        found = self._looked_into(module, path)
         if isinstance(found, Chain):
-            self._blocks[module] = self._apart(self._block, module, path, found)
             return
         called = module in self._recording.seen
         idle = self._uncalled_children(module) if called else []

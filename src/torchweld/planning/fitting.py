@@ -18,6 +18,7 @@ from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block
 from torchweld.discovery.rereading import Rereader, differences
 from torchweld.errors import TorchweldError
+from torchweld.marks import plain_root
 from torchweld.planning.plan import Plan, Planned
 from torchweld.planning.tuning import Group, Key, verify_choice
 from torchweld.records import RecordError, from_plain, to_plain
@@ -27,7 +28,7 @@ OnMismatch = Literal["raise", "verify", "skip"]
 
 def structure_of(model: nn.Module) -> str:
     """A hash of names, shapes and types; the same in every process."""
-    root = getattr(model, "_orig_mod", model)
+    root = plain_root(model)
     lines = [
         f"{name} {tuple(tensor.shape)} {tensor.dtype}"
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]

@@ -30,7 +30,7 @@ from torchweld.discovery.finding import find, rebound
 from torchweld.discovery.found import Blocks
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.inputs import Workload, as_workloads
-from torchweld.marks import PLAN_KEY
+from torchweld.marks import PLAN_KEY, plain_root
 from torchweld.names import known
 from torchweld.planning.fitting import OnMismatch, fitting, structure_of
 from torchweld.planning.memory import Memory
@@ -242,7 +242,7 @@ def _plan_of(
     model: nn.Module, blocks: Blocks, tuned: list[Planned], training: bool, force: bool
 ) -> Plan:
     return Plan(
-        model=type(getattr(model, "_orig_mod", model)).__name__,
+        model=type(plain_root(model)).__name__,
         structure=structure_of(model),
         training=training,
         fingerprint=hardware.fingerprint(),
@@ -267,7 +267,7 @@ def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn
     check_model("apply", model)
     check_kind("apply", "plan", plan, Plan, "what tw.plan or tw.Plan.load returns")
     known(on_mismatch, ("raise", "verify", "skip"), "on_mismatch")
-    root = getattr(model, "_orig_mod", model)
+    root = plain_root(model)
     with Apart() as apart:
         decisions = apart(fitting, clone_to_run(root).model, plan, on_mismatch)
     return reweld(model, decisions, plan)
@@ -300,5 +300,5 @@ def fuse(
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a model was welded by, None if there is none."""
     check_model("plan_of", model)
-    found = getattr(model, "_orig_mod", model).__dict__.get(PLAN_KEY)
+    found = plain_root(model).__dict__.get(PLAN_KEY)
     return found if isinstance(found, Plan) and decisions_of(model) else None
