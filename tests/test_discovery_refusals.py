@@ -539,11 +539,13 @@ def test_what_sets_attributes_keeps_its_code(
     assert (model.seen, model.by_name) == ([], {})
 
 
-def test_an_attribute_that_is_set_to_what_it_is_is_no_reason() -> None:
+def test_an_attribute_that_is_set_to_what_it_is_would_not_be_set_back() -> None:
     def note(self: Any, h: Tensor) -> None:
-        self.calls, self.first = 0, getattr(self, "first", h.shape[0])
+        self.calls = 0
 
-    assert paths(find(Noting(note), X)) == [""]
+    refusal = refusal_of(find(Noting(note), X))
+    assert refusal.reason == "sets calls, which outlives the call"
+    assert refusal.where.startswith("test_discovery_refusals.py:")
 
 
 def test_what_the_reader_does_not_know_is_refused() -> None:

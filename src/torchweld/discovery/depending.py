@@ -31,6 +31,7 @@ from torchweld.discovery.bytecode import line_of, names_of
 from torchweld.discovery.executing import Ran, is_library, is_users
 from torchweld.discovery.facts import (
     ABSENT,
+    INHERITED,
     NAMELESS,
     PRESENT,
     Cell,
@@ -46,6 +47,7 @@ from torchweld.discovery.facts import (
     contents_of,
     items_of,
     looked_up,
+    meaning,
 )
 from torchweld.discovery.functions import (
     functions_in,
@@ -295,13 +297,13 @@ class _Closure:
         meta: type = type(kind)
         if meta is not type and meta.__flags__ & _HEAP_TYPE:
             self._class(meta)
-        names = {name: looked_up(kind, name) for name in (*_ALWAYS, *more)}
+        names = {name: meaning(kind, name) for name in (*_ALWAYS, *more)}
         # Names that are missing too: what appears in a class may come before what was read.
-        names |= {name: looked_up(kind, name) for name in self._names}
+        names |= {name: meaning(kind, name) for name in self._names}
         for base in kind.__mro__:
             if base.__flags__ & _HEAP_TYPE and not base.__module__.startswith("torch."):
                 special = [n for n in base.__dict__ if n.startswith("__") and n.endswith("__")]
-                names |= {name: looked_up(kind, name) for name in special}
+                names |= {name: meaning(kind, name) for name in special}
         fresh = {n: v for n, v in names.items() if known is None or n not in known.names}
         merged = names if known is None else {**known.names, **names}
         self._classes[kind] = ClassNames(kind, merged, f"class {kind.__name__}")
@@ -327,7 +329,7 @@ class _Closure:
 
     def _value(self, value: Any, what: str, where: str) -> None:
         """Whatever an attribute, a global or a free variable holds."""
-        if value is ABSENT or _is_constant(value):
+        if value is ABSENT or value is INHERITED or _is_constant(value):
             return
         if isinstance(value, _BUILT_IN):
             owner = getattr(value, "__self__", None)  # of `table.get`, the table

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch import nn
+
 
 class _Mark:
     def __init__(self, name: str) -> None:
@@ -21,6 +23,8 @@ class _Mark:
 
 
 ABSENT = _Mark("absent")
+# In a class: what nn.Module has, which torch itself replaces for as long as it exports a model.
+INHERITED = _Mark("inherited")
 PRESENT = _Mark("present")  # some tensor, looked up at every call
 
 TABLES = ("__dict__", "_parameters", "_buffers")  # of a module
@@ -149,7 +153,7 @@ class Observed:
                 yield entry.what, entry.holder.get(entry.key, ABSENT)
         for fact in self._facts.classes:
             for name in fact.names:
-                yield f"{fact.kind.__name__}.{name}", looked_up(fact.kind, name)
+                yield f"{fact.kind.__name__}.{name}", meaning(fact.kind, name)
         for items in self._facts.items:
             yield items.what, items_of(items.container)
         for cell in self._facts.cells:
@@ -181,6 +185,13 @@ def looked_up(kind: type, name: str) -> Any:
         if name in base.__dict__:
             return base.__dict__[name]
     return ABSENT
+
+
+def meaning(kind: type, name: str) -> Any:
+    """`looked_up`, with INHERITED for methods that nn.Module itself has."""
+    found = looked_up(kind, name)
+    own = nn.Module.__dict__.get(name, ABSENT)
+    return INHERITED if found is own and own is not ABSENT else found
 
 
 def items_of(container: Any) -> tuple[Any, ...]:

@@ -105,6 +105,7 @@ class Validity:
     """The calls in which a block is known to compute its chain."""
 
     def __init__(self, block: Block) -> None:
+        self._ignored = set() if block.valid else set(block.ignores)
         self._any = not block.valid  # a block made by hand: whoever made it knows
         # Arguments beside x -> patterns of ones whose sizes do not matter, and leading shapes.
         self._patterns: dict[Any, set[str]] = {}
@@ -130,7 +131,7 @@ class Validity:
         if any(_is_odd(tensor, picked.x) for tensor in picked.beside.values()):
             return "other arguments"
         if self._any:
-            return None if not picked.nones else "other arguments"
+            return None if self._ignored >= set(picked.nones) else "other arguments"
         nones = frozenset(picked.nones)
         free, exact = (
             (frozenset((n, _dtype(t), kind(t.shape)) for n, t in picked.beside.items()), nones)
@@ -150,5 +151,5 @@ class Validity:
         """The same for a compiler, which is to guard as little as possible."""
         any_size = self._all_dims or picked.x.dim() in self._free_dims
         if self._any or (any_size and not picked.beside):
-            return not picked.nones
+            return self._ignored >= set(picked.nones)
         return self.why_not(picked) is None

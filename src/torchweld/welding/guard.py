@@ -28,7 +28,7 @@ from torchweld.discovery.facts import (
     Tie,
     contents_of,
     items_of,
-    looked_up,
+    meaning,
 )
 from torchweld.marks import plain_class
 from torchweld.welding.structure import BACKWARD_HOOKS, HOOKS, inside, steps_of
@@ -129,7 +129,7 @@ class Guard:
             yield from self._changed_entries(part.path, module)
         for fact in self.facts.classes:
             for name, value in fact.names.items():
-                if not _same(looked_up(fact.kind, name), value):
+                if not _same(meaning(fact.kind, name), value):
                     yield f"{fact.kind.__name__}.{name} was replaced"
         yield from self._changed_entries(None, module)
         for tie in self.facts.ties:

@@ -28,7 +28,7 @@ from torchweld.kernels.base import Block, Runner
 from torchweld.packing import new_pack
 from torchweld.texts import clean
 from torchweld.welding.arguments import Arguments, Picked, Validity
-from torchweld.welding.binding import Bound, Stand
+from torchweld.welding.binding import Bound, Stand, place_of
 from torchweld.welding.checking import Checking, disagreement
 from torchweld.welding.guard import Guard
 from torchweld.welding.modes import Modes
@@ -116,7 +116,9 @@ class Joint:
     def watch_over(self, module: nn.Module, guard: Guard) -> None:
         """From now on the guard decides whether the module is what the decision is about."""
         self.guard, self.asks_modes = guard, bool(guard.facts.modes)
-        self.modes.remember(self._bind(module).tensors() or [])
+        places = [place_of(module, path) for path in self.decision.block.tensors]
+        tensors = [place.holder[place.name] for place in places if place is not None]
+        self.modes.remember([tensor for tensor in tensors if tensor is not None])
         ref = weakref.ref(module)
 
         def holds_now() -> bool:
