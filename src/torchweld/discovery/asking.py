@@ -44,10 +44,8 @@ _UNKNOWABLE = {
     *("get_float32_matmul_precision", "are_deterministic_algorithms_enabled", "grad"),
     *("get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype"),
     *("__getattribute__", "__dict__", "attrgetter", "methodcaller", "getattr_static"),
-    # Tables of a module: what is added to them would count.
-    *("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"),
-    *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),
-    *("_backward_hooks", "_backward_pre_hooks", "get_parameter", "get_buffer", "get_submodule"),
+    *("getmembers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
+    *("_backward_pre_hooks", "_modules", "get_parameter", "get_buffer", "get_submodule"),
     # State of torch and of the process.
     *("backends", "is_anomaly_enabled", "is_initialized", "get_rank", "get_world_size"),
     *("get_deterministic_debug_mode", "is_deterministic_algorithms_warn_only_enabled"),
@@ -70,6 +68,15 @@ _SIZES = frozenset(
 )
 # Of torch.nn.modules: they do the same to every row.
 _SIZELESS_MODULES = ("linear.py", "activation.py", "container.py", "dropout.py")
+
+
+# Ways to go through all tensors of a module, so that one more would count.
+TABLES_OF_TENSORS = frozenset(
+    [
+        *("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"),
+        *("_parameters", "_buffers"),
+    ]
+)
 
 
 def asked_modes(codes: Iterable[CodeType], called: frozenset[str]) -> frozenset[str]:

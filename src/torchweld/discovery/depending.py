@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._contextlib import _DecoratorContextManager
 
-from torchweld.discovery.asking import asked_modes, asks_sizes
+from torchweld.discovery.asking import TABLES_OF_TENSORS, asked_modes, asks_sizes
 from torchweld.discovery.bytecode import line_of, names_of
 from torchweld.discovery.executing import Ran, is_library, is_users
 from torchweld.discovery.facts import (
@@ -75,7 +75,16 @@ _CONSTANTS = (
 _PURE = frozenset(
     [
         *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
-        *("fractions", "functools", "itertools", "logging", "math", "numbers", "operator"),
+        *(
+            "fractions",
+            "functools",
+            "inspect",
+            "itertools",
+            "logging",
+            "math",
+            "numbers",
+            "operator",
+        ),
         *("string", "types", "typing", "warnings", "__future__", "re", "textwrap", "decimal"),
     ]
 )
@@ -248,6 +257,9 @@ class _Closure:
             self._entry(path, "__dict__", None, "forward", ABSENT, f"{what}.forward")
         if "training" in self._names:
             self._switched.append(path)
+        for table in ("_parameters", "_buffers") if TABLES_OF_TENSORS & self._names else ():
+            held = own[table]
+            self._items.append(Items(held, items_of(held), f"the {table.strip('_')} of {what}"))
         by_hand = looked_up(kind, "__getattr__") is not nn.Module.__getattr__
         for name in sorted(self._names - _BOOKKEEPING - {"forward"}):
             named = f"{path}.{name}" if path else name
@@ -256,11 +268,11 @@ class _Closure:
                     self._value(own[name], named, self._where(name))
                 continue
             in_class = looked_up(kind, name) is not ABSENT
-            held = next((t for t in ("_parameters", "_buffers") if name in own[t]), None)
-            if held is not None:
-                state = None if own[held][name] is None else PRESENT
-                self._entry(path, held, None, name, state, named)
-            missing = held is None and name not in module._modules and not in_class
+            kept = next((t for t in ("_parameters", "_buffers") if name in own[t]), None)
+            if kept is not None:
+                state = None if own[kept][name] is None else PRESENT
+                self._entry(path, kept, None, name, state, named)
+            missing = kept is None and name not in module._modules and not in_class
             may_miss = name in self._may_miss or by_hand
             if not missing or may_miss:
                 self._entry(path, "__dict__", None, name, ABSENT, named)
