@@ -236,3 +236,11 @@ def test_the_structure_of_a_model_is_its_names_shapes_and_types() -> None:
     other, _ = MODELS["policy"].build(seed=1)
     assert structure_of(one) == structure_of(other)
     assert structure_of(one) != structure_of(other.double())
+
+
+def test_what_blocks_depend_on_is_told_on_request() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).eval()
+    told = plan(model, torch.randn(3, 8), force=True).dependencies().splitlines()
+    assert told[:2] == ["the model (Sequential)", "  calls: any rows"]
+    assert "  1.approximate" in told
+    assert "  GELU.forward" in told
