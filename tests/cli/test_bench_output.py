@@ -149,7 +149,7 @@ def test_nothing_measured_is_exit_code_2_with_the_reason(bench: Bencher, fake: F
     assert code == 2
     assert "not measured: 3 × 8→16→4 gelu fp32: because we say so" in squeezed(out)
     assert squeezed(out).endswith("torch: nothing was measured.")
-    assert "3.2" not in out
+    assert "3.20" not in out  # as a speed-up is shown; times have one digit less
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])
