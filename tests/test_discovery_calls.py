@@ -430,3 +430,9 @@ def test_wrappers_without_named_arguments_are_looked_into() -> None:
 def test_keyword_arguments() -> None:
     (block,) = find(zoo.ExtraArguments(), Inputs(hidden_states=X))
     assert block.argument == "hidden_states"
+
+
+def test_a_model_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(K, H), nn.GELU(), nn.Linear(H, N))
+    assert [block.form for block in find(model, X)] == ["gelu/b;identity/b"]

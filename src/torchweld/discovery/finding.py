@@ -282,7 +282,8 @@ class _Search:
         """Tensors of a block that hold values no kernel can make sense of."""
         own = own_tensors(module)
         names = dict.fromkeys(self._blocks[module].tensors)
-        return [n for n in names if not own[n].is_meta and not bool(own[n].isfinite().all())]
+        with torch.no_grad():
+            return [n for n in names if not own[n].is_meta and not bool(own[n].isfinite().all())]
 
     def result(self, notices: Sequence[str], on_meta: bool) -> Blocks:
         found = list(notices)

@@ -27,6 +27,7 @@ from torchweld.discovery.reasons import op_name
 from torchweld.discovery.recording import Signature, TensorSpec
 from torchweld.discovery.tracing import (
     called,
+    faked,
     forget_tensors,
     in_call,
     own_tensors,
@@ -71,7 +72,7 @@ def same_for_all_sizes(
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     try:
         own: list[Tensor] = [
-            fake.from_tensor(t, static_shapes=True) for t in own_tensors(module).values()
+            faked(fake, t, static_shapes=True) for t in own_tensors(module).values()
         ]
         given = {
             name: _symbolic(fake, spec, pattern if name == argument else None)

@@ -123,8 +123,11 @@ def _entry(module: nn.Module, name: str) -> dict[str, Any]:
 
 
 def _own_parameter(parameter: Tensor) -> Tensor:
-    """The parameter itself where it is of another kind than torch's own."""
+    """The parameter itself where it is of another kind than torch's own, or was made in inference
+    mode: that has no gradient and no hooks, and cannot be made anew outside of it."""
     if type(parameter) is not nn.Parameter or parameter.layout != torch.strided:
+        return parameter
+    if parameter.is_inference():
         return parameter
     with torch.inference_mode(False):
         return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)

@@ -190,10 +190,22 @@ def traceable(
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             stack.callback(forget_tensors, fake)
             stack.enter_context(fake)
-            own = [fake.from_tensor(tensor) for tensor in state.values()]
+            own = [faked(fake, tensor) for tensor in state.values()]
         given = [_empty(spec) for spec in specs.values()]
         stack.enter_context(_Limit())  # type: ignore[no-untyped-call]
         yield own, given, changed
+
+
+def faked(fake: FakeTensorMode, tensor: Tensor, **options: Any) -> Tensor:
+    """A fake of the module's own tensor. One made in inference mode stands for an ordinary one:
+    what is computed does not differ."""
+    if tensor.is_inference():
+        with fake, torch.inference_mode(False):
+            plain = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+            return plain.requires_grad_(tensor.requires_grad)
+    return fake.from_tensor(tensor, **options)
 
 
 def called(module: nn.Module, signature: Signature, own: list[Tensor], given: list[Tensor]) -> Any:
