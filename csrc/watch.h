@@ -1,7 +1,7 @@
 // torchweld._C.Watch: whether everything that a welded module was found to depend on is as it was.
 //
 // Python code collects the facts once (welding/guard.py); `holds` compares all of them by address at every call,
-// at about 7 ns for an entry of a dictionary (Zen 4). It never calls back into Python code, and "no" is never
+// in 0.7 us for the five modules of an RL policy (Zen 4). It never calls back into Python code, and "no" is never
 // final: the caller then compares by value, and finds the words for what has changed.
 #pragma once
 #include <Python.h>

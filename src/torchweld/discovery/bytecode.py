@@ -7,7 +7,6 @@ whose name stands in the code.
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 from collections.abc import Iterator
@@ -182,7 +181,3 @@ def _effect(instruction: dis.Instruction) -> int:
 def line_of(code: CodeType, name: str) -> int:
     """Where a name is first met in a piece of code, or where that begins."""
     return names_of(code).lines.get(name, code.co_firstlineno)
-
-
-def is_builtin(name: str) -> bool:
-    return hasattr(builtins, name)
