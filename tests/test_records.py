@@ -14,6 +14,7 @@ from torch import nn
 
 from torchweld.errors import TorchweldError
 from torchweld.files import GZIP
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.live import profile
 from torchweld.profiler.profile import Check, Profile
 from torchweld.records import Measured, RecordError, from_plain, to_plain
@@ -33,6 +34,8 @@ class Outer:
     table: dict[str, Inner] | None = None
     kind: Literal["a", "b"] = "a"
     flag: bool = False
+    figure: float | NotMeasured = NotMeasured("nobody has looked")
+    pair: Inner | NotMeasured | None = None
 
 
 FULL = Outer(
@@ -42,6 +45,8 @@ FULL = Outer(
     table={"k": Inner(name="y")},
     kind="b",
     flag=True,
+    figure=2.5,
+    pair=NotMeasured("busy"),
 )
 
 
@@ -49,6 +54,23 @@ FULL = Outer(
 def test_a_record_comes_back_as_it_was(record: Outer) -> None:
     text = json.dumps(to_plain(record))
     assert from_plain(Outer, json.loads(text)) == record
+
+
+def test_not_measured_is_a_value_that_saves_loads_and_prints() -> None:
+    record = Outer(count=1, figure=NotMeasured("the machine is busy"), pair=Inner(name="x"))
+    data = to_plain(record)
+    assert data["figure"] == {"not_measured": "the machine is busy"}
+    assert from_plain(Outer, json.loads(json.dumps(data))) == record
+    assert str(record.figure) == "not measured: the machine is busy"
+    assert not record.figure
+    with pytest.raises(TypeError):
+        record.figure * 2  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("figure", [{"not_measured": 3}, {"not_measured": "x", "y": 1}, {}, None])
+def test_what_only_looks_like_not_measured_is_refused(figure: object) -> None:
+    with pytest.raises(RecordError, match=r"\.figure"):
+        from_plain(Outer, {"count": 1, "figure": figure})
 
 
 def test_defaults_are_left_out() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchweld.inputs import Inputs, record
     from torchweld.measuring import Comparison, compare
     from torchweld.modules import FusedMLP
+    from torchweld.not_measured import NotMeasured
     from torchweld.packing import packed_bytes, repack
     from torchweld.planning.plan import Plan
     from torchweld.planning.planner import apply, fuse, plan, plan_of
@@ -45,6 +46,7 @@ _WHERE = {
     "FusedMLP": "modules",
     "Inputs": "inputs",
     "Layer": "blocks",
+    "NotMeasured": "not_measured",
     "Plan": "planning.plan",
     "Profile": "profiler.profile",
     "TorchweldError": "errors",
@@ -81,6 +83,7 @@ __all__ = [
     "FusedMLP",
     "Inputs",
     "Layer",
+    "NotMeasured",
     "Plan",
     "Profile",
     "TorchweldError",

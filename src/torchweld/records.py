@@ -8,7 +8,8 @@ their default value are left out, so files stay small and old files load.
 What may stand in a field is declared beside its type, `Annotated[int, Bounds(0, 9)]`; the usual
 kinds have names below. Without more said, a number is finite and of a size that arithmetic can
 take, and texts and lists are of a length that memory can. What concerns several fields is said by
-the dataclass itself: `problems()` gives what is wrong with it, in words.
+the dataclass itself: `problems()` gives what is wrong with it, in words. A field of `float |
+NotMeasured` holds either; in JSON the latter is `{"not_measured": reason}`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import (
 )
 
 from torchweld.errors import TorchweldError
+from torchweld.not_measured import NotMeasured
 from torchweld.texts import clean
 
 T = TypeVar("T")
@@ -46,6 +48,8 @@ MOST_SAID = 500
 # In data that no type describes.
 MOST_DEPTH = 50
 
+# The one key of a `NotMeasured` in JSON.
+UNMEASURED = "not_measured"
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -101,6 +105,8 @@ Word = Annotated[str, Length(most=1 << 12)]
 
 def to_plain(value: Any) -> Any:
     """Dataclasses as dicts, tuples as lists; what JSON can hold. NaN and infinities are texts."""
+    if isinstance(value, NotMeasured):
+        return {UNMEASURED: value.reason}
     if is_dataclass(value) and not isinstance(value, type):
         return {
             name: to_plain(item)
@@ -168,7 +174,7 @@ def _reader(kind: Any) -> _Reader:
     if origin is Literal:
         return _literal_reader(arguments)
     if origin in (Union, types.UnionType):
-        return _optional_reader(arguments)
+        return _union_reader(arguments)
     if origin is tuple:
         return _tuple_reader(arguments, Length())
     if origin is dict:
@@ -233,10 +239,24 @@ def _literal_reader(allowed: tuple[Any, ...]) -> _Reader:
     return read
 
 
-def _optional_reader(arguments: tuple[Any, ...]) -> _Reader:
-    (kind,) = (kind for kind in arguments if kind is not types.NoneType)
-    inner = _reader(kind)
-    return lambda data: None if data is None else inner(data)
+def _union_reader(arguments: tuple[Any, ...]) -> _Reader:
+    """Of one kind, or None, or NotMeasured; whichever of these the union has."""
+    (kind,) = (one for one in arguments if one not in (types.NoneType, NotMeasured))
+    inner, reason = _reader(kind), _reader(str)
+    optional, unmeasured = types.NoneType in arguments, NotMeasured in arguments
+
+    def read(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        if unmeasured and isinstance(data, dict) and data.keys() == {UNMEASURED}:
+            try:
+                return NotMeasured(reason(data[UNMEASURED]))
+            except _MisfitError as misfit:
+                misfit.path.append(f".{UNMEASURED}")
+                raise
+        return inner(data)
+
+    return read
 
 
 def _tuple_reader(arguments: tuple[Any, ...], allowed: Length) -> _Reader:

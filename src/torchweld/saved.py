@@ -1,13 +1,15 @@
 """Records in files of their own: marked with what they are and the version of their form.
 
-A file is `{"torchweld_plan": 1, …}`: the mark, its format, and the fields of the record.
+A file is `{"torchweld_plan": 1, …}`: the mark, its format, and the fields of the record. Files of
+earlier formats are brought up to date, step by step, before they are read.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,11 +18,17 @@ from torchweld.files import parse_json, read_json, write_whole
 from torchweld.records import RecordError, from_plain, to_plain
 
 T = TypeVar("T")
+# The fields of one format to those of the next. It is given what anybody may have written, and
+# leaves what it does not understand for the reader to refuse.
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form(Generic[T]):
-    """How one kind of record is kept. `remedy`: what to do about a file of another format."""
+    """How one kind of record is kept. `remedy`: what to do about a file of another format.
+
+    upgrades: by format, what makes the next one of it
+    """
 
     kind: type[T]
     what: str  # "plan"
@@ -28,6 +36,7 @@ class Form(Generic[T]):
     remedy: str
     most_bytes: int
     indent: int | None = None
+    upgrades: Mapping[int, Upgrade] = field(default_factory=dict)
 
     @property
     def mark(self) -> str:
@@ -61,6 +70,8 @@ class Form(Generic[T]):
             raise TorchweldError(f"{source} is not a {self.what} that torchweld saved{hint}")
         fields = {name: value for name, value in data.items() if name != self.mark}
         version = data[self.mark]
+        while type(version) is int and version in self.upgrades:
+            fields, version = self.upgrades[version](fields), version + 1
         if type(version) is not int or version != self.format:
             shown = version if type(version) is int and abs(version) < 1000 else "unknown"
             raise TorchweldError(
