@@ -1,4 +1,4 @@
-"""A load that tests make themselves, so that they mean the same on a quiet machine and a busy one."""
+"""A load that tests make themselves, so that they mean the same on a quiet and on a busy machine."""
 
 from __future__ import annotations
 

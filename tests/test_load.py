@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.busy import busy_cores as burning
+
 from torchweld import load
 from torchweld.not_measured import NotMeasured
 
