@@ -1,4 +1,4 @@
-"""A load that tests make themselves, so that they mean the same on a quiet and on a busy machine."""
+"""A load that tests make themselves, so that they mean the same on quiet and busy machines."""
 
 from __future__ import annotations
 
