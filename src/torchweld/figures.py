@@ -65,7 +65,7 @@ def signed(text: str) -> str:
 
 def counted(count: int, noun: str) -> str:
     """`1 step`, `2 copies`, `12,500 launches`."""
-    if noun.endswith("y"):
+    if noun.endswith("y") and noun[-2] not in "aeo":
         plural = f"{noun[:-1]}ies"
     else:
         plural = noun + ("es" if noun.endswith(("ch", "s")) else "s")

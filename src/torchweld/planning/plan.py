@@ -88,9 +88,9 @@ class Tuning:
     def outcome(self) -> Outcome:
         if self.chosen is not None:
             return "welded"
-        verdicts = [trial.verdict for trial in self.trials if trial.verified]
-        if "not measured" in verdicts:
+        if any(trial.verdict == "not measured" for trial in self.trials):
             return "not measured"
+        verdicts = [trial.verdict for trial in self.trials if trial.verified]
         if "not known" in verdicts:
             return "not known"
         return "not faster" if verdicts else "cannot be welded"
@@ -103,7 +103,7 @@ class Tuning:
     @property
     def why_unmeasured(self) -> str:
         """What stood in the way of the first trial that could not be measured; "" if none was."""
-        found = (t.reason for t in self.trials if t.verified and t.verdict == "not measured")
+        found = (trial.reason for trial in self.trials if trial.verdict == "not measured")
         return next(found, "")
 
     def problems(self) -> Iterator[str]:

@@ -80,7 +80,7 @@ def measure_whole(
         whole = Whole(
             workload=workload.name,
             verdict="not measured",
-            speed=untimed or UNASKED,
+            speed=UNASKED if untimed is None else untimed,
             error_ratio=ratio if compared else NotMeasured("the model gives no numbers"),
             against=check.against,
             predicted=predicted,
