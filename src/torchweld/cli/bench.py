@@ -15,17 +15,15 @@ from torchweld.benching.cases import SHORT_DTYPES
 from torchweld.benching.choosing import MODEL_PEERS, PEERS, machine_peaks
 from torchweld.benching.grid import BLOCKS, USUAL_NAMES, cases_of, listed
 from torchweld.benching.presets import PRESETS, preset_cases
-from torchweld.benching.processes import BLOCK_RUNTIMES
 from torchweld.benching.rows import csv_text
 from torchweld.benching.sources import TargetSource
-from torchweld.benching.tables import RUNTIMES as TABLE_RUNTIMES
 from torchweld.benching.tables import (
     WAYS,
     table_cases,
     with_cold,
 )
 from torchweld.cli.bench_running import Keeper, run_cases, run_model
-from torchweld.cli.bench_table import GRID, check_table, write_table
+from torchweld.cli.bench_table import GRID, check_table, run_table, write_table
 from torchweld.cli.data_only import data_only
 from torchweld.cli.history import history_option
 from torchweld.cli.keeping import keeping
@@ -126,8 +124,9 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
     backends = list(WAYS) if table else listed("--backend", options["backend"])
     planned = plan(cases, backends, **common)
     planned = begun(replace(planned, preset=options["preset"] or ""))
-    runtimes = TABLE_RUNTIMES if table else BLOCK_RUNTIMES
-    return run_cases(planned, cases, options["latency"], live, keeper, runtimes)
+    if table:
+        return run_table(planned, cases, live, keeper)
+    return run_cases(planned, cases, options["latency"], live, keeper)
 
 
 def asked_cases(options: dict[str, Any]) -> list[Case]:
