@@ -33,7 +33,10 @@ from torchweld.diffing import Diff, diff
 from torchweld.errors import TorchweldError
 from torchweld.files import parse_json, read_whole
 from torchweld.hardware import Peaks
+from torchweld.known_speeds import FORM as TABLE_FORM
+from torchweld.known_speeds import SpeedCell, SpeedTable, table_text
 from torchweld.measuring import Comparison
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.plan import FORM as PLAN_FORM
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import apply, plan
@@ -239,6 +242,35 @@ class Kind:
     suffix: str = ".json"
 
 
+def good_table() -> dict[str, Any]:
+    """A block measured at one place, and not at another, which it lies between."""
+    measured: dict[str, Any] = {"verdict": "faster", "speedup": 2.0, "interval": (1.9, 2.1)}
+    unmeasured: dict[str, Any] = {"verdict": "not measured", "speedup": NotMeasured("too noisy")}
+    places = [((8, 8), 1, measured), ((8, 8), 4, unmeasured), ((8, 8, 8, 8), 1, measured)]
+    cells = [
+        SpeedCell(kind="linear", sizes=sizes, rows=rows, dtype="float32", way="packed", **figures)
+        for sizes, rows, figures in places
+    ]
+    table = SpeedTable(
+        isa="avx2",
+        cpu="a CPU",
+        torch="2.13.0",
+        threads=2,
+        command="torchweld bench --table avx2.json",
+        date="2026-11-17",
+        cells=tuple(cells),
+    )
+    return dict(json.loads(table_text(table)))
+
+
+def use_table(path: Path) -> None:
+    table = TABLE_FORM.load(path)
+    shown(table.source)
+    for rows in (1, 2):
+        shown(str(table.known("identity", [(8, 8)], "float32", rows, True)))
+    TABLE_FORM.parse(table_text(table))
+
+
 KINDS = {
     "plan": Kind(good_plan, use_plan),
     "profile": Kind(good_profile, use_profile),
@@ -247,6 +279,7 @@ KINDS = {
     "bench": Kind(good_bench, use_bench),
     "comparison": Kind(lambda: comparison().to_dict(), use_comparison),
     "peaks": Kind(good_peaks, use_peaks),
+    "table": Kind(good_table, use_table),
 }
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -45,7 +46,8 @@ class SpeedCell:
     sizes:    K, hidden widths, N
     way:      of the backend cpu
     cold:     whether the caches were emptied before every call
-    interval: where the true speedup lies
+    speedup:  `NotMeasured` has the reason
+    interval: where the true speedup lies; None where that was not measured
     """
 
     kind: Word
@@ -56,27 +58,26 @@ class SpeedCell:
     cold: bool = False
     verdict: Verdict
     speedup: Speed | NotMeasured
-    interval: tuple[Speed, Speed] | NotMeasured
+    interval: tuple[Speed, Speed] | None = None
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
         measured = self.verdict != "not measured"
-        if measured != isinstance(self.speedup, float) or measured != bool(self.interval):
+        if {isinstance(self.speedup, float), self.interval is not None} != {measured}:
             yield f"is {self.verdict!r}, which does not go with its speedup and interval"
-        elif isinstance(self.speedup, float) and isinstance(self.interval, tuple):
+        elif self.interval is not None and isinstance(self.speedup, float):
             low, high = self.interval
             if not low <= self.speedup <= high:
                 yield f"has a speedup of {self.speedup:g}, outside of its interval"
 
     @property
-    def low(self) -> float | NotMeasured:
-        """The lower end of the interval."""
-        return self.interval[0] if isinstance(self.interval, tuple) else self.interval
+    def faster(self) -> bool:
+        return self.verdict == "faster" and self.low > LEAST_GAIN
 
     @property
-    def faster(self) -> bool:
-        low = self.low
-        return self.verdict == "faster" and isinstance(low, float) and low > LEAST_GAIN
+    def low(self) -> float:
+        """The lower end of the interval; 0 is all that is known where nothing was measured."""
+        return 0.0 if self.interval is None else self.interval[0]
 
     @property
     def name(self) -> str:
@@ -176,12 +177,12 @@ class SpeedTable:
             if isinstance(around, NotMeasured):
                 return around
             found += around
-        lows = [cell.low for cell in found if isinstance(cell.low, float)]
+        measured = tuple(cell for cell in found if cell.verdict != "not measured")
+        least = min((cell.low for cell in measured), default=0.0)
         if all(cell.faster for cell in found):
-            return KnownSpeed(verdict="faster", speedup=min(lows), cells=tuple(found))
-        if any(cell.verdict != "not measured" and not cell.faster for cell in found):
-            measured = tuple(cell for cell in found if cell.verdict != "not measured")
-            return KnownSpeed(verdict="not faster", speedup=min(lows), cells=measured)
+            return KnownSpeed(verdict="faster", speedup=least, cells=measured)
+        if not all(cell.faster for cell in measured):
+            return KnownSpeed(verdict="not faster", speedup=least, cells=measured)
         lacking = next(cell for cell in found if cell.verdict == "not measured")
         return NotMeasured(f"{clean(lacking.name)} was not measured when the table was made")
 
@@ -314,7 +315,7 @@ def _place(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
     """
     if len(sizes) <= 3:
         return (rows, *sizes)
-    weights = sum(K * N for K, N in zip(sizes, sizes[1:], strict=False))
+    weights = sum(K * N for K, N in pairwise(sizes))
     return (rows, len(sizes) - 1, max(sizes), weights, 0)
 
 
@@ -323,9 +324,8 @@ def _within(low: Sequence[int], high: Sequence[int]) -> bool:
 
 
 def _said(cell: SpeedCell) -> str:
-    low = cell.low
-    if cell.verdict == "faster" and isinstance(low, float):
-        return f"faster, but perhaps by {low:.2f} only"
+    if cell.verdict == "faster":
+        return f"faster, but perhaps by {cell.low:.2f} only"
     return {"same": "as fast as eager", "slower": "slower than eager"}.get(
         cell.verdict, cell.verdict
     )

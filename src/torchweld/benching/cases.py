@@ -41,13 +41,15 @@ class Linear:
 class Mlp:
     """An MLP without its weights; gated, it computes `down(activation(gate(x)) · up(x))`.
 
-    With two sizes it is one Linear, and the activation has no say.
+    With two sizes it is one Linear, and the activation has no say. `transposed` weights are kept as
+    [in, out], as GPT-2's Conv1D does; such blocks are measured for tables of known speeds alone.
     """
 
     sizes: Annotated[tuple[Positive, ...], Length(2, 100)]
     activation: str = "gelu"
     gated: bool = False
     bias: bool = True
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         parse_activation(self.activation)
@@ -64,9 +66,8 @@ class Mlp:
 
     @property
     def kind_text(self) -> str:
-        if len(self.sizes) == 2:
-            return "linear"
-        return self.activation + ("-gated" if self.gated else "")
+        plain = "linear" if len(self.sizes) == 2 else self.activation + "-gated" * self.gated
+        return plain + "-conv1d" * self.transposed
 
     @property
     def name(self) -> str:
@@ -79,9 +80,11 @@ class Mlp:
             activation=name,
             parameters=parameters,
             bias=self.bias,
+            transposed=self.transposed,
             gate="separate" if self.gated else "none",
         )
-        return (*[inner] * (len(self.sizes) - 2), LayerForm(bias=self.bias))
+        last = LayerForm(bias=self.bias, transposed=self.transposed)
+        return (*[inner] * (len(self.sizes) - 2), last)
 
     @property
     def products(self) -> list[tuple[int, int]]:
@@ -132,12 +135,14 @@ class Case:
     lead:  the dimensions of x before its features: rows, or batch and sequence
     dtype: torch's name
     label: what the row is called, where it has a name of its own
+    cold:  whether the caches are emptied before every call, even if the bench does not ask for it
     """
 
     mlp: Mlp
     lead: Annotated[tuple[Positive, ...], Length(1, 64)]
     dtype: str = "float32"
     label: str = ""
+    cold: bool = False
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
@@ -156,7 +161,8 @@ class Case:
 
     @property
     def dtype_text(self) -> str:
-        return SHORT_DTYPES[self.dtype]
+        """As it is shown; cells with emptied caches are told apart here."""
+        return SHORT_DTYPES[self.dtype] + " cold" * self.cold
 
     @property
     def moved_bytes(self) -> int:

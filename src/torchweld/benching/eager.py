@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from torchweld.activations import ACTIVATIONS, parse_activation
 from torchweld.benching.cases import SEED, Mlp
+from torchweld.errors import TorchweldError
 
 # What people call where the table of activations has a shorter way.
 AS_WRITTEN: dict[str, Callable[..., Tensor]] = {"relu": F.relu}
@@ -59,10 +61,19 @@ def _linears(mlp: Mlp, dtype: torch.dtype, seed: int) -> tuple[nn.Linear, ...]:
 
 def linears_of(mlp: Mlp, dtype: torch.dtype, seed: int = SEED) -> list[nn.Linear]:
     """The same objects for everybody in this process who asks for the same block in turn."""
+    if mlp.transposed:
+        raise TorchweldError(
+            f"{mlp.name} keeps its weights as [in, out], and is measured by bench --table alone"
+        )
     return list(_linears(mlp, dtype, seed))
 
 
 def tensors_of(mlp: Mlp, dtype: torch.dtype, seed: int = SEED) -> list[Tensor]:
     """Weights and biases in the order in which the ops take them."""
-    linears = linears_of(mlp, dtype, seed)
-    return [t for linear in linears for t in (linear.weight, linear.bias) if t is not None]
+    linears = _linears(replace(mlp, transposed=False), dtype, seed)
+    return [
+        tensor
+        for linear in linears
+        for tensor in (linear.weight.t() if mlp.transposed else linear.weight, linear.bias)
+        if tensor is not None
+    ]

@@ -28,7 +28,7 @@ def expected_s(bench: Bench, case: Case, latency: bool) -> float:
     for name in bench.names:
         slow = case.dtype != "float32" and name not in bench.backends
         call_s = 20e-6 + flops / ((SLOW_SHARE if slow else USUAL_SHARE) * flops_s)
-        visits_s += 2 * max(call_s, 3e-3 if bench.cold else 1e-3)
+        visits_s += 2 * max(call_s, 3e-3 if bench.cold or case.cold else 1e-3)
     total_s = START_S + max(bench.seconds * others, min(1.2 * MIN_ROUNDS * visits_s, MOST_CELL_S))
     total_s += case.mlp.flops(min(case.rows, JUDGED_ROWS)) / (TRUTH_SHARE * flops_s)
     total_s += COMPILE_S * sum(name.startswith("compile") for name in bench.names)

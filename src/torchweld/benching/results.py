@@ -185,16 +185,17 @@ class Bench:
         if self.peaks is None or not math.isfinite(us):
             return None
         gflops = self.peaks.fma_gflops(cell.dtype, self.threads)
-        gbps = self._gbps(self.peaks, cell.moved_bytes)
+        cold = self.cold or (cell.case is not None and cell.case.cold)
+        gbps = self._gbps(self.peaks, cell.moved_bytes, cold)
         if not gflops or not gbps:
             return None
         compute_us, memory_us = cell.flops / (1e3 * gflops), cell.moved_bytes / (1e3 * gbps)
         what = "compute" if compute_us >= memory_us else "memory"
         return max(compute_us, memory_us) / us, what
 
-    def _gbps(self, peaks: Peaks, size: int) -> float | None:
+    def _gbps(self, peaks: Peaks, size: int, cold: bool) -> float | None:
         """The rate measured for a working set that lies where this one does: in cache, or not."""
-        if self.cold:
+        if cold:
             return peaks.read_gbps(1 << 62, self.threads)
         cached = [
             row.working_set_bytes for row in peaks.read if row.working_set_bytes <= self.cache

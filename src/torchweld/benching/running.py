@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchweld.benching.cases import Case, Mlp
 from torchweld.benching.choosing import why_not
-from torchweld.benching.processes import WorkerError
+from torchweld.benching.processes import BLOCK_RUNTIMES, WorkerError
 from torchweld.benching.results import Bench, Cell, Check, Cost, Latency, Result
 from torchweld.benching.stages import AnyStage, open_stage
 from torchweld.benching.timing import MIN_ROUNDS, MOST_CELL_S, CallersSide, paired, single_calls
@@ -31,9 +31,11 @@ ATTEMPTS = 2
 COMPOSED = "composed"
 
 
-def measure(bench: Bench, cases: Sequence[Case], latency: bool = False) -> Iterator[Cell]:
-    """The cells of `bench`, each as soon as it is done."""
-    with open_stage(bench.names, bench.threads) as stage:
+def measure(
+    bench: Bench, cases: Sequence[Case], latency: bool = False, runtimes: str = BLOCK_RUNTIMES
+) -> Iterator[Cell]:
+    """The cells of `bench`, each as soon as it is done; `runtimes` is the module that has them."""
+    with open_stage(bench.names, bench.threads, runtimes) as stage:
         missing = stage.start(bench.names)
         blocks = Blocks(stage, bench, missing)
         for case in cases:
@@ -65,7 +67,8 @@ class Blocks:
             right = [name for name, result in results.items() if not result.refused]
             for name in right:
                 results[name] = with_costs(self._stage, results[name])
-            results = timed(self._stage, self._bench, results, right, latency)
+            asked = replace(self._bench, cold=self._bench.cold or case.cold)
+            results = timed(self._stage, asked, results, right, latency)
         else:
             why = f"eager did not run: {results['eager'].refused}"
             results = {n: r if r.refused else replace(r, refused=why) for n, r in results.items()}

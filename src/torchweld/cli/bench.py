@@ -10,14 +10,20 @@ from typing import Any
 
 import click
 
-from torchweld.benching import Bench, plan, plan_model, summarise
+from torchweld.benching import Bench, Case, plan, plan_model, summarise
 from torchweld.benching.cases import SHORT_DTYPES
 from torchweld.benching.choosing import MODEL_PEERS, PEERS, machine_peaks
 from torchweld.benching.grid import BLOCKS, USUAL_NAMES, cases_of, listed
 from torchweld.benching.presets import PRESETS, preset_cases
 from torchweld.benching.rows import csv_text
 from torchweld.benching.sources import TargetSource
+from torchweld.benching.tables import (
+    WAYS,
+    table_cases,
+    with_cold,
+)
 from torchweld.cli.bench_running import Keeper, run_cases, run_model
+from torchweld.cli.bench_table import GRID, check_table, run_table, write_table
 from torchweld.cli.data_only import data_only
 from torchweld.cli.history import history_option
 from torchweld.cli.keeping import keeping
@@ -44,6 +50,8 @@ def check_options(options: dict[str, Any]) -> None:
         option = named.get(odd[0], f"--{odd[0]}")
         why = "measures blocks; leave it out, or the TARGET" if whole else "goes with a TARGET"
         raise TorchweldError(f"{option} {why}")
+    if options["table"] is not None:
+        check_table(options)
     if options["preset"] is not None:
         known(options["preset"], PRESETS, "preset")
     if options["preset"] and (options["block"] or options["sizes"]):
@@ -56,7 +64,7 @@ def check_options(options: dict[str, Any]) -> None:
     out = options["out"]
     if out is not None and out.suffix not in (".json", ".csv"):
         raise TorchweldError(f"--out {out}: the name has to end in .json or .csv")
-    check_targets({"--out": out}, options["force"])
+    check_targets({"--out": out, "--table": options["table"]}, options["force"])
 
 
 def words(options: dict[str, Any]) -> str:
@@ -64,7 +72,9 @@ def words(options: dict[str, Any]) -> str:
     if options["target"] is not None:
         inputs = [f"--input {text}" for text in options["inputs"]]
         return " ".join([options["target"], *inputs])
-    given = {name: options[name] for name in ("preset", "block", "sizes", "rows", "dtype")}
+    given = {name: options[name] for name in ("preset", *GRID)}
+    if options["table"] is not None and not any(given.values()):
+        return "the blocks of a table of known speeds"
     parts = [
         f"--{name} {value if isinstance(value, str) else ','.join(value)}"
         for name, value in given.items()
@@ -109,21 +119,33 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
         if shown:
             put(note_lines(done.notes[len(planned.notes) :]), console)
         return done
+    cases = asked_cases(options)
+    table = options["table"] is not None
+    backends = list(WAYS) if table else listed("--backend", options["backend"])
+    planned = plan(cases, backends, **common)
+    planned = begun(replace(planned, preset=options["preset"] or ""))
+    if table:
+        return run_table(planned, cases, live, keeper)
+    return run_cases(planned, cases, options["latency"], live, keeper)
+
+
+def asked_cases(options: dict[str, Any]) -> list[Case]:
     rows, dtypes = listed("--rows", options["rows"]), listed("--dtype", options["dtype"])
     if options["preset"]:
-        cases = preset_cases(options["preset"], rows, dtypes)
-    else:
-        blocks, sizes = listed("--block", options["block"]), listed("--sizes", options["sizes"])
-        cases = cases_of(blocks, sizes, rows, dtypes)
-    planned = plan(cases, listed("--backend", options["backend"]), **common)
-    planned = begun(replace(planned, preset=options["preset"] or ""))
-    return run_cases(planned, cases, options["latency"], live, keeper)
+        return preset_cases(options["preset"], rows, dtypes)
+    if options["table"] is not None and not any(options[name] for name in GRID):
+        return table_cases()
+    blocks, sizes = listed("--block", options["block"]), listed("--sizes", options["sizes"])
+    cases = cases_of(blocks, sizes, rows, dtypes)
+    return cases if options["table"] is None else with_cold(cases)
 
 
 def output(done: Bench, options: dict[str, Any]) -> None:
     """What is written, and what is printed: neither a full disk nor a closed pipe takes both."""
-    out = options["out"]
+    out, table = options["out"], options["table"]
     try:
+        if table is not None and not done.interrupted:
+            write_table(done, options)
         if out is not None and done.cells:
             write_whole(out, csv_text(done) if out.suffix == ".csv" else done.to_json() + "\n")
     finally:
@@ -170,6 +192,12 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
 )
 @click.option("--input", "inputs", multiple=True, help="Of a TARGET: 8x768, ids=1x128:int64.")
 @click.option("--plan", "plan_file", type=FILE, help="Of a TARGET: apply this plan, make none.")
+@click.option(
+    "--table",
+    type=FILE,
+    help="Make a table of known speeds, FILE.json, which welding without timing goes by; of the "
+    "blocks given, or of all that such a table has.",
+)
 @click.option("--seconds", default=1.5, show_default=True, help="For each other side in each cell.")
 @click.option("--cold", is_flag=True, help="Empty the caches before every call.")
 @click.option("--latency", is_flag=True, help="Also p50, p95, p99 of single calls.")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from torchweld.benching import Bench, Case, Cell, Summary, measure, measure_model
 from torchweld.benching.estimates import Pace, expected_s, startup_s
+from torchweld.benching.processes import BLOCK_RUNTIMES
 from torchweld.benching.rows import kept
 from torchweld.benching.sources import Source
 from torchweld.errors import TorchweldError
@@ -92,7 +93,12 @@ class Screen:
 
 
 def run_cases(
-    bench: Bench, cases: Sequence[Case], latency: bool, console: Console | None, keeper: Keeper
+    bench: Bench,
+    cases: Sequence[Case],
+    latency: bool,
+    console: Console | None,
+    keeper: Keeper,
+    runtimes: str = BLOCK_RUNTIMES,
 ) -> Bench:
     """All cases, or those that were done when Ctrl-C came."""
     shares_s = [expected_s(bench, case, latency) for case in cases]
@@ -100,7 +106,7 @@ def run_cases(
     pace = Pace(shares_s)
     with Screen(console).shown() as screen:
         try:
-            cells = measure(bench, cases, latency)
+            cells = measure(bench, cases, latency, runtimes)
             for case in cases:
                 screen.show(bench, f"{pace}: {case} …")
                 cell = next(cells)
