@@ -8,7 +8,24 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from torchweld.planning import planner
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+def test_the_whole_model_of_the_readme_runs_as_it_stands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Welded or not, as this machine measures; a call of original code would warn, and fail."""
+    monkeypatch.setattr(planner, "QUICK_S", 1.0)
+    section = (ROOT / "README.md").read_text().partition("## A whole model")[2]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    exec(compile(found[1], "README.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert "welded" in out
+    assert "never" not in out
 
 
 def test_sentence_embeddings_keep_their_similarities(capsys: pytest.CaptureFixture[str]) -> None:
