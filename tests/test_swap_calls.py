@@ -120,7 +120,8 @@ def test_stats_of_every_welded_module() -> None:
     weld(model, [decide(MLP, path="0"), decide(block, NATURAL, path="2", rows=(1, 2))])
     assert stats(model) == {"0": Stats(), "2": Stats()}
     with torch.no_grad():
-        model(X)
+        with pytest.warns(tw.OriginalCodeWarning, match="block 2 .* 5 rows, .* covers 1 to 2"):
+            model(X)
         for _ in range(3):
             model(X.expand(2, 5, K))
     model(X)
@@ -130,6 +131,48 @@ def test_stats_of_every_welded_module() -> None:
     weights = sum(p.nbytes for p in model[0].parameters())
     assert weights <= found["0"].copied_bytes <= 2 * weights
     assert found["2"].copied_bytes == 0
+
+
+def test_stats_print_as_a_table_with_sums() -> None:
+    model = nn.Sequential(Mlp(), nn.ReLU(), nn.Linear(N, N)).eval()
+    assert str(stats(model)) == "nothing is welded"
+    block = replace(LINEAR, in_features=N)
+    by_rows = ((1, 2, NATURAL), (3, 99, None))
+    weld(
+        model,
+        [decide(MLP, NATURAL, path="0"), Decision(block=replace(block, path="2"), by_rows=by_rows)],
+    )
+    assert str(stats(model)).splitlines()[1:] == [
+        "0      –                   0",
+        "2      –                   0",
+        "2 blocks welded, 0 of them ran fused",
+        "0 calls of the original code",
+    ]
+    with torch.no_grad():
+        for _ in range(3):
+            model(X)
+        with disabled(model):
+            model(X)
+    assert str(stats(model)).splitlines() == [
+        "block  fused  original calls  why",
+        "0      yes                 1  disabled 1",
+        "2      never               4  rows 3, disabled 1",
+        "2 blocks welded, 1 of them ran fused",
+        "5 calls of the original code: rows 3, disabled 2",
+    ]
+    check_calls(model, first=1)
+    with torch.no_grad():
+        model(X)
+    assert str(stats(model)).splitlines()[-1] == "1 call checked"
+    assert "of packed weights" in str(stats(model_used("mlp")))
+    assert tw.stats is stats
+
+
+def model_used(kind: str) -> nn.Module:
+    model, _ = model_of(kind)
+    with torch.no_grad():
+        model(X)
+    return model
 
 
 # ---- the safety net ----
@@ -152,9 +195,11 @@ def test_the_first_calls_are_checked(kind: str, choice: Choice) -> None:
 def test_calls_that_are_not_covered_are_not_checked() -> None:
     model, _ = model_of("mlp")
     check_calls(model, first=2)
-    model(X)
+    with pytest.warns(tw.OriginalCodeWarning, match="gradients are on"):
+        model(X)
     with torch.no_grad():
-        model(torch.randn(100, K))
+        with pytest.warns(tw.OriginalCodeWarning, match="100 rows"):
+            model(torch.randn(100, K))
         assert stats(model)["1"].checked == 0
         model(X)
     assert stats(model)["1"].checked == 1
@@ -304,6 +349,7 @@ def test_many_threads_call_one_model(kind: str) -> None:
     assert stats(model)["1"].originals == {"disabled": 4}
 
 
+@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # for 100 rows, if at first
 def test_switched_off_and_on_under_way() -> None:
     model, _ = model_of("mlp")
 
@@ -359,6 +405,7 @@ def test_the_first_calls_in_many_threads() -> None:
         at_once([body] * 4)
 
 
+@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # for 13 rows, if at first
 def test_a_table_read_by_many_threads() -> None:
     module = Mlp().eval()
     by_rows = ((1, 2, NATURAL), (3, 6, PACKED), (7, 8, None), (9, 12, TORCH))

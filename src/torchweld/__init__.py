@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from torchweld.profiler.loop import profiling
     from torchweld.profiler.profile import Profile
     from torchweld.profiler.trace import read_trace
-    from torchweld.swap import check_calls, disabled, undo
+    from torchweld.swap import check_calls, disabled, stats, undo
     from torchweld.verifying import Check, verify
+    from torchweld.welding.telling import OriginalCodeWarning
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _WHERE = {
     "Inputs": "inputs",
     "Layer": "blocks",
     "NotMeasured": "not_measured",
+    "OriginalCodeWarning": "welding.telling",
     "Plan": "planning.plan",
     "Profile": "profiler.profile",
     "TorchweldError": "errors",
@@ -70,6 +72,7 @@ _WHERE = {
     "read_trace": "profiler.trace",
     "record": "inputs",
     "repack": "packing",
+    "stats": "swap",
     "undo": "swap",
     "verify": "verifying",
 }
@@ -84,6 +87,7 @@ __all__ = [
     "Inputs",
     "Layer",
     "NotMeasured",
+    "OriginalCodeWarning",
     "Plan",
     "Profile",
     "TorchweldError",
@@ -107,6 +111,7 @@ __all__ = [
     "read_trace",
     "record",
     "repack",
+    "stats",
     "undo",
     "verify",
 ]

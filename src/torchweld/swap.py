@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -31,21 +30,9 @@ from torchweld.welding.binding import place_of
 from torchweld.welding.checking import Checking
 from torchweld.welding.joint import Joint
 from torchweld.welding.reading import guard_of
+from torchweld.welding.stats import ModelStats, Stats
 from torchweld.welding.structure import Structure, inside, release, steps_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    """Calls of a welded module that ran the original code, by reason, and calls that were checked.
-
-    `changes` are those of the reasons that lie in the module itself and were warned about.
-    """
-
-    originals: dict[str, int] = field(default_factory=dict)
-    changes: tuple[str, ...] = ()
-    checked: int = 0
-    copied_bytes: int = 0
-
+from torchweld.welding.telling import WeldedModel
 
 # ---- swapping ----
 
@@ -139,8 +126,9 @@ def _prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]
     """What is to be welded; raises with everything that is wrong."""
     prepared: list[_Prepared] = []
     problems: list[str] = []
+    shared = WeldedModel.of(root)
     for decision in decisions:
-        found = _prepare(root, decision)
+        found = _prepare(root, decision, shared)
         if isinstance(found, _Prepared):
             prepared.append(found)
         else:
@@ -181,7 +169,7 @@ def _plain_root(model: Any) -> nn.Module:
     return model if inner is None else _plain_root(inner)
 
 
-def _prepare(root: nn.Module, decision: Decision) -> _Prepared | list[str]:
+def _prepare(root: nn.Module, decision: Decision, shared: WeldedModel) -> _Prepared | list[str]:
     """Everything that is needed to weld, or all that is in the way."""
     block = decision.block
     module = inside(root, steps_of(block.path))
@@ -202,7 +190,7 @@ def _prepare(root: nn.Module, decision: Decision) -> _Prepared | list[str]:
         _try_class(module, kind)
         holders = (path.rpartition(".")[0] for path in block.tensors)
         structure = Structure.of(module, filter(None, [*block.covers, *holders]))
-        joint = Joint(decision, structure, device)
+        joint = Joint(decision, structure, device, shared)
         joint.watch_over(module, guard_of(module, block))
     except (TypeError, TorchweldError, Refused) as error:
         problems.append(str(error))
@@ -357,17 +345,20 @@ def decisions_of(model: nn.Module) -> list[Decision]:
     return [joint.decision for joint in _joints(model).values()]
 
 
-def stats(model: nn.Module) -> dict[str, Stats]:
-    """Path of each welded module -> what became of its calls."""
-    return {
-        path: Stats(
-            originals=dict(joint.counts),
-            changes=tuple(joint.said),
-            checked=joint.checked,
-            copied_bytes=joint.copied_bytes,
-        )
-        for path, joint in _joints(model).items()
-    }
+def stats(model: nn.Module) -> ModelStats:
+    """Path of each welded module -> what became of its calls; to be printed, or looked into."""
+    return ModelStats(
+        {
+            path: Stats(
+                originals=dict(joint.counts),
+                changes=tuple(joint.said),
+                checked=joint.checked,
+                copied_bytes=joint.copied_bytes,
+                fused=joint.telling.fused,
+            )
+            for path, joint in _joints(model).items()
+        }
+    )
 
 
 @contextmanager

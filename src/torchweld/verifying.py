@@ -34,6 +34,7 @@ from torchweld.errors import TorchweldError
 from torchweld.inputs import Workload, as_workloads, first_line
 from torchweld.interrupts import is_interrupt
 from torchweld.verification import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
+from torchweld.welding.telling import untold
 
 # Runs with weights off in their last place; in training each has the gradients of a whole model.
 JITTERED_RUNS, JITTERED_TRAINING_RUNS = 4, 2
@@ -120,7 +121,7 @@ def verify(
     why = ""
     workloads = as_workloads(inputs)
     for workload in workloads:
-        with put_back(reference, training), put_back(candidate, training):
+        with untold(), put_back(reference, training), put_back(candidate, training):
             expected = results(reference, workload, training)
             truth = truth_of(reference, workload, training)
             got = results(candidate, workload, training)

@@ -54,7 +54,7 @@ class Welded(nn.Module):
         state: Any = self.__getstate__()  # type: ignore[no-untyped-call]
         joint = self.__dict__.get(KEY)
         if isinstance(state, dict) and joint is not None:
-            state = {**state, KEY: Joint(joint.decision, joint.structure, joint.device)}
+            state = {**state, KEY: Joint(*joint.__reduce__()[1])}
         return _rebuild, (type(self)._torchweld_base,), state  # type: ignore[attr-defined]
 
 

@@ -36,6 +36,7 @@ from torchweld.profiler.live import profile
 from torchweld.repeating import check_repeatable
 from torchweld.targets import Target
 from torchweld.verifying import depth_of, results, truth_of
+from torchweld.welding.telling import untold
 
 Call = Callable[[], Any]
 DIGEST_SAMPLES = 64
@@ -152,7 +153,8 @@ class Torchweld(Eager):
                 budget_s=source.tuning_s,
                 remember=source.remember,
             )
-        apply(self.model, self.plan)
+        with untold():  # `details` has the blocks that run their original code
+            apply(self.model, self.plan)
         self.face = Face(list(self.model.modules()))
         self.original.show()
 

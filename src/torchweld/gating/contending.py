@@ -19,6 +19,7 @@ from torchweld.planning.plan import Plan
 from torchweld.planning.whole import runner
 from torchweld.records import from_plain
 from torchweld.swap import weld
+from torchweld.welding.telling import untold
 
 # What a call gives to the worker, whose business the model's own output is not.
 NOTHING = torch.zeros(1)
@@ -34,7 +35,8 @@ class Contending:
         sys.path.insert(0, folder)  # for good: a model may import when it is first called
         self.subject = Subject.load(target, inputs, training)
         found = fit_of(self.subject.model, from_plain(Plan, json.loads(plan), "plan"))
-        weld(self.subject.model, found.decisions)
+        with untold():
+            weld(self.subject.model, found.decisions)
 
     def prepare(self, number: int) -> Callable[[], Any]:
         """The call of one workload."""

@@ -2,8 +2,8 @@
 
 A call is served by the fused op if the decision covers it and the module is built as it was; else
 the caller runs the original code. There are two kinds of reasons for that. *Conditions* belong to
-the call (gradients, autocast, other rows) and are counted. *Changes* are what the user has done to
-the module (a child replaced, a hook inside), and are said in a warning, each once.
+the call (gradients, autocast, other rows): they are counted, and told by `telling`. *Changes* are
+what the user has done to the module (a child replaced, a hook inside): each is said in a warning.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torchweld.welding.guard import Guard
 from torchweld.welding.modes import Modes
 from torchweld.welding.reading import read_again
 from torchweld.welding.structure import Structure, release, steps_of
+from torchweld.welding.telling import Telling, WeldedModel
 
 OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
 
@@ -73,8 +74,16 @@ class _Call(NamedTuple):
 class Joint:
     """The state of one welded module. Copies and pickles start without packed weights."""
 
-    def __init__(self, decision: Decision, structure: Structure, device: str) -> None:
+    def __init__(
+        self,
+        decision: Decision,
+        structure: Structure,
+        device: str,
+        model: WeldedModel | None = None,  # what was saved by torchweld 0.1 has none
+    ) -> None:
         block = decision.block
+        self.model = WeldedModel("the model") if model is None else model
+        self.telling = Telling(decision, self.model)
         self.decision = decision
         self.structure = structure
         self.device = device  # the type of it that x has to be on
@@ -130,7 +139,7 @@ class Joint:
         self.holds_now = torch.compiler.assume_constant_result(holds_now)  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Joint, (self.decision, self.structure, self.device)
+        return Joint, (self.decision, self.structure, self.device, self.model)
 
     # ---- switching off and on ----
 
@@ -179,9 +188,11 @@ class Joint:
         if torch._C._len_torch_function_stack() > 0:  # a mode would see us touch x
             return self.count("a torch function mode")
         picked = self.arguments.pick(args, kwargs)
-        condition = "other arguments" if picked is None else self._condition_of(picked)
-        if picked is None or condition is not None:
-            return self.count(condition or "")
+        if picked is None:
+            return self.count("other arguments", args[0] if args else None)
+        condition = self._condition_of(picked)
+        if condition is not None:
+            return self.count(condition, picked.x)
         x, training = picked.x, module.training
         guard = self.guard or self._read(module)
         if guard is None:
@@ -254,7 +265,7 @@ class Joint:
         choice = self.decision.choice(x.numel() // block.in_features)
         if choice is None:
             self._remember(call, False)
-            self.count("rows")
+            self.count("rows", x)
             return None
         if call.training or call.gradients:  # the weights are about to change
             choice = Choice(backend=choice.backend)
@@ -267,6 +278,7 @@ class Joint:
         if y is None:
             self.count("a tensor subclass")
             return None
+        self.telling.served()
         if block.scale != 1.0:
             y = y * block.scale if call.gradients else y.mul_(block.scale)
         checking = self.checking
@@ -348,13 +360,16 @@ class Joint:
         block = self.decision.block
         return clean(block.path or f"the {block.kind}")
 
-    def count(self, condition: str) -> None:
+    def count(self, condition: str, x: object = None) -> None:
         """Without a lock, which would cost more: two threads at once may count as one."""
         self.counts[condition] = self.counts.get(condition, 0) + 1
+        if condition not in self.telling.done:
+            weights = None if self.bound is None else self.bound.tensors()
+            self.telling.hear(condition, x, weights or ())
 
     def say(self, change: str) -> None:
         """Counts, and warns the first time."""
-        self.count(change)
+        self.counts[change] = self.counts.get(change, 0) + 1
         with self._lock:
             if change in self.said:
                 return
