@@ -26,6 +26,7 @@ from torchweld.benching.eager import EagerBlock
 from torchweld.benching.processes import Stage, WorkerError
 from torchweld.benching.truth import Truth
 from torchweld.measuring import Comparison
+from torchweld.not_measured import NotMeasured
 
 NARROW, RELU, WIDE, GATED = pg.BLOCKS[0], pg.BLOCKS[1], pg.BLOCKS[2], pg.BLOCKS[4]
 needs_signals = pytest.mark.skipif(
@@ -44,8 +45,8 @@ def compared(
         candidate="other",
         verdict="not measured" if not known else "faster" if speedup > 1.0 else "slower",
         reason="made up",
-        speedup=speedup,
-        interval=(speedup / width, speedup * width) if known else (0.0, math.inf),
+        speedup=speedup if known else NotMeasured("made up"),
+        interval=(speedup / width, speedup * width) if known else NotMeasured("made up"),
         confidence=0.99,
         rounds=rounds,
         discarded=0,
