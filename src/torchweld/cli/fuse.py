@@ -11,7 +11,7 @@ from torchweld import report
 from torchweld.cli.data_only import data_only
 from torchweld.cli.history import history_option
 from torchweld.cli.keeping import keep_plan, keeping
-from torchweld.cli.screen import progress_shown, put, screen
+from torchweld.cli.screen import progress_shown, put, screen, stage
 from torchweld.cli.writing import check_targets
 from torchweld.diagnosis import diagnose
 from torchweld.errors import TorchweldError
@@ -97,12 +97,13 @@ def fuse(
         console = screen()
         found: Profile | None = None
         if not (no_profile or no_measure or json_wanted):
-            with progress_shown() as progress:
+            with stage(f"profiled {chosen.name}"), progress_shown() as progress:
                 found = profile(chosen.model, given, training=training, progress=progress)
             accounted = account(found)
             view = report.View(width=console.width)
             put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
-        with progress_shown() as progress, rounds_kept() as rounds:
+        planned = "planned without timing" if no_measure else "planned, measured and verified"
+        with stage(planned), progress_shown() as progress, rounds_kept() as rounds:
             made = make_plan(
                 chosen.model,
                 given,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,14 @@ def put(parts: Iterable[RenderableType], console: Console) -> None:
         return
     for part in parts:
         console.print(Harmless(part))
+
+
+@contextmanager
+def stage(done: str) -> Iterator[None]:
+    """Says on stderr, once it is over, what was done inside and how long that took."""
+    begun_s = time.perf_counter()
+    yield
+    click.echo(f"{clean(done)} in {time.perf_counter() - begun_s:.0f} s", err=True)
 
 
 @contextmanager
