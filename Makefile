@@ -52,10 +52,9 @@ $(VENV)/.minilm: $(VENV)/.torch
 
 demo: setup
 	@echo
-	@$(BIN)/torchweld fuse
-	@echo
-	@echo "Next, a model of your own: make() in my/model.py returns it, with inputs to call it with."
-	@echo "  $(BIN)/torchweld fuse my/model.py:make"
+	@$(BIN)/torchweld fuse; code=$$?; echo; \
+	  echo "Next, a model of your own: make() in my/model.py returns it, with inputs to call it with."; \
+	  echo "  $(BIN)/torchweld fuse my/model.py:make"; exit $$code
 
 test: setup $(VENV)/.minilm
 	@$(BIN)/python -m pytest -q
