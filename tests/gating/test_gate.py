@@ -378,6 +378,10 @@ def test_a_history_that_cannot_be_made_fails_before_anything_is_measured(
         (("--against", "gpt", "--no-time"), "--against names a rival to time against, which --no"),
         (("--against-worktree", ".", "--accept"), "which --accept does not do; leave one out"),
         (("--quick",), "--quick shortens the tuning of --accept"),
+        (("--budget", "5"), "--budget is for the tuning of --accept"),
+        (("--no-measure",), "--no-measure leaves out the tuning of --accept"),
+        (("--empty",), "--empty says what --accept may write"),
+        (("--accept", "--quick", "--no-measure"), "both say how long to tune; give one"),
     ],
 )
 def test_options_that_would_not_be_heard_are_refused(
