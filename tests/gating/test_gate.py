@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.gating.comparisons import comparison
 from tests.gating.targets import EXTRA_COPY, NORM_BETWEEN, SLOWER_KERNEL, write_model
 
@@ -200,6 +201,16 @@ def test_times_of_another_machine_are_not_compared_but_counters_are(gate: Gate) 
     assert gate("good", "--no-time")[0] == 0
     code, said = gate("copy")
     assert code == 1
+
+
+def test_what_differs_from_where_the_baseline_was_made_is_named(folders: Path, gate: Gate) -> None:
+    gate("good", "--accept", "--no-time")
+    torch.set_num_threads(2)
+    code, said = gate("good")
+    assert code == 2
+    said = " ".join(said.split())
+    assert "the baseline was measured elsewhere: made with 1 thread, 2 here; what would" in said
+    assert "--against-worktree FOLDER" in said
 
 
 def test_a_baseline_without_times_cannot_be_timed_against(folders: Path, gate: Gate) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchweld import hardware
+from torchweld.fingerprints import taken_here
 from torchweld.gating.advice import COUNTERS_ALONE, Effort
 from torchweld.gating.baseline import Baseline
 from torchweld.gating.counters import count_step
@@ -26,7 +27,6 @@ from torchweld.gating.timing import (
     undecided,
 )
 from torchweld.gating.welding import Fit, both_faces, fit_of
-from torchweld.history import fingerprint_here
 from torchweld.inputs import Workload
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import BUDGET_S, QUICK_S
@@ -188,7 +188,7 @@ def _why_not(baseline: Baseline, workload: str) -> str:
     """Why a time of now says nothing beside the baseline's; "" if it does."""
     before = baseline.fingerprint
     if before is not None and before.key != hardware.fingerprint():
-        said = "; ".join(before.differences(fingerprint_here())) or "the set-up"
+        said = "; ".join(before.since(taken_here())) or "its set-up is not that of here"
         return f"the baseline was measured elsewhere: {said}"
     if not baseline.times:
         return "the baseline was accepted without times"

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block, Refusal
+from torchweld.fingerprints import Fingerprint
 from torchweld.records import Count, Length, Measured, Positive, Word
 from torchweld.saved import Form
 
@@ -140,6 +141,7 @@ class Plan:
     copied_bytes: Count = 0
     forced: bool = False  # times were not measured
     notices: tuple[str, ...] = ()
+    made_on: Fingerprint | None = None  # the words behind `fingerprint`; none in older plans
 
     @property
     def decisions(self) -> tuple[Decision, ...]:

@@ -29,6 +29,7 @@ from torchweld.discovery.cloning import clone_to_run
 from torchweld.discovery.finding import find, rebound
 from torchweld.discovery.found import Blocks
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.fingerprints import taken_here
 from torchweld.inputs import Workload, as_workloads
 from torchweld.marks import PLAN_KEY, plain_root
 from torchweld.names import known
@@ -251,6 +252,7 @@ def _plan_of(
         refused=blocks.refused,
         forced=force,
         notices=blocks.notices,
+        made_on=taken_here(),
     )
 
 
