@@ -112,6 +112,14 @@ def test_the_command_that_is_given_accepts(folders: Path, gate: Gate) -> None:
     assert gate("copy", "--no-time")[0] == 0
 
 
+def test_a_long_command_to_paste_is_one_line(folders: Path, gate: Gate) -> None:
+    where = str(folders / ("x" * 120) / "history.sqlite")
+    gate("good", "--no-time", "--history", where, "--accept")
+    code, said = gate("copy", "--no-time", "--history", where)
+    assert code == 1
+    assert said.splitlines()[-1].endswith(f"--no-time --history {where} --accept")
+
+
 def test_a_counter_that_improved_passes_and_says_how_to_hold_it(folders: Path, gate: Gate) -> None:
     gate("copy", "--no-time", "--accept")
     code, said = gate("good", "--no-time")

@@ -17,6 +17,7 @@ from torchweld.cli.screen import progress_shown, put, screen
 from torchweld.errors import TorchweldError
 from torchweld.gating.advice import Effort
 from torchweld.gating.baseline import Baseline, load_baseline, save_baseline
+from torchweld.gating.outcome import Outcome
 from torchweld.gating.running import Rival, accept, gate
 from torchweld.gating.subject import Clock, Subject
 from torchweld.gating.text import accepted_data, accepted_lines, outcome_data, outcome_lines
@@ -24,6 +25,7 @@ from torchweld.history import History, history_path, target_words
 from torchweld.history.samples import encoded
 from torchweld.history.store import check_name
 from torchweld.load import load_words
+from torchweld.texts import clean
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
@@ -137,7 +139,7 @@ def gate_verb(
     if json_wanted:
         click.echo(encoded({**outcome_data(found), "load": load}, "outcome"))
     else:
-        put(outcome_lines(found), screen())
+        _put_outcome(found)
     return found.code
 
 
@@ -204,6 +206,15 @@ def _say_load(json_wanted: bool) -> str:
     if words and not json_wanted:
         put([words], screen())
     return words
+
+
+def _put_outcome(found: Outcome) -> None:
+    console = screen()
+    for line in outcome_lines(found):
+        if line == f"  {found.accept_command}":
+            click.echo(clean(line))  # to be pasted: one line, however wide
+        else:
+            put([line], console)
 
 
 def _accept(asked: Asked, clock: Clock | None, effort: Effort, json_wanted: bool) -> int:
