@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +15,16 @@ from torchweld.decisions import Choice
 from torchweld.discovery.found import Block
 from torchweld.errors import TorchweldError
 from torchweld.models import MODELS
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Plan, Planned, Trial, Tuning, Whole
 from torchweld.planning.planner import apply, fuse, plan, plan_of, structure_of
 from torchweld.planning.text import sentence
+from torchweld.speeds import Speed
 from torchweld.swap import stats, undo, welded_paths
 
 PACKED = Choice(backend="cpu", packed=True)
+DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")
@@ -54,38 +57,57 @@ def test_planning_leaves_the_model_as_it_was() -> None:
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("verdict", ["faster", "slower", "same", "not measured"])
-@pytest.mark.parametrize("interval", [(0.0, math.inf), (-math.inf, math.inf), (0.5, 0.9)])
-def test_a_plan_with_an_open_interval_is_shown_saved_and_kept(
-    gpt_plan: Plan, tmp_path: Path, verdict: str, interval: tuple[float, float]
+SPEED = Speed(speedup=1.1, interval=(1.05, 1.2), before_us=10.0, after_us=9.0)
+
+
+@pytest.mark.parametrize("speed", [SPEED, NotMeasured("the machine is busy")])
+def test_a_plan_is_shown_saved_and_kept_with_what_was_measured_and_what_not(
+    gpt_plan: Plan, tmp_path: Path, speed: Speed | NotMeasured
 ) -> None:
-    """Few rounds on a busy machine bound nothing; what was measured is not lost for that."""
+    verdict = "faster" if isinstance(speed, Speed) else "not measured"
     first, *others = gpt_plan.planned
     (tuning,) = first.tunings
-    trial = replace(tuning.trials[0], verdict=verdict, speedup=1.1, interval=interval)
-    open_ended = replace(tuning, trials=(trial, *tuning.trials[1:]))
+    trial = replace(tuning.trials[0], verdict=verdict, speed=speed)
+    tried = replace(tuning, trials=(trial, *tuning.trials[1:]))
     whole = Whole(
-        workload="tokens",
-        verdict=verdict,
-        speedup=1.1,
-        interval=interval,
-        before_us=10.0,
-        after_us=9.0,
-        predicted=0.0,
-        saved_us=0.0,
-        ceiling=0.0,
-        error_ratio=0.5,
+        workload="tokens", verdict=verdict, speed=speed, error_ratio=NotMeasured("no numbers")
     )
-    made = replace(
-        gpt_plan, planned=(replace(first, tunings=(open_ended,)), *others), whole=(whole,)
-    )
+    made = replace(gpt_plan, planned=(replace(first, tunings=(tried,)), *others), whole=(whole,))
     made.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == made
     assert str(Plan.load(tmp_path / "plan.json")) == str(made)
+    assert made.details() == Plan.load(tmp_path / "plan.json").details()
     memory = Memory(tmp_path / "tuning.json")
-    memory.keep("block", open_ended)
+    memory.keep("block", tried)
     assert memory.notice == ""
-    assert Memory(tmp_path / "tuning.json").recall("block", Tuning) == open_ended
+    kept = Memory(tmp_path / "tuning.json").recall("block", Tuning)
+    assert kept is not None
+    assert kept.record == tried
+
+
+def test_a_file_with_a_verdict_and_no_speed_is_refused(gpt_plan: Plan, tmp_path: Path) -> None:
+    gpt_plan.save(tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    data["planned"][0]["tunings"][0]["trials"][0]["verdict"] = "faster"
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(TorchweldError, match="'faster' without a measured speed"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_plans_of_the_first_format_load_as_what_they_were() -> None:
+    made = Plan.load(DATA / "plan_1_measured.json")
+    (one,) = made.planned
+    best = one.tunings[0].best
+    assert best is not None
+    assert isinstance(best.speed, Speed)
+    assert best.speed.speedup == pytest.approx(3.78, abs=0.01)
+    (whole,) = made.whole
+    assert isinstance(whole.speed, Speed)
+    assert isinstance(whole.predicted, NotMeasured)  # it said 1.00, below what was measured
+    assert "3.78x faster" in sentence(made)
+    with (DATA / "plan_1_measured.pickle").open("rb") as file:
+        assert pickle.load(file) == made
+    assert "by force: nothing was timed" in sentence(Plan.load(DATA / "plan_0_1.json"))
 
 
 def test_a_plan_comes_back_as_it_was_and_applies_without_measuring(
@@ -179,8 +201,8 @@ def test_a_model_without_linears_is_left_alone_and_the_plan_says_so() -> None:
     model = nn.Sequential(nn.ReLU(), nn.Conv1d(2, 2, 1))
     made = plan(model, torch.randn(1, 2, 4), force=True)
     assert made.decisions == ()
-    assert "nothing applied, because" in sentence(made)
-    assert "nothing applied, because" in str(made)
+    assert sentence(made) == "nothing was welded: no block was found that can be welded"
+    assert sentence(made) in str(made)
 
 
 def test_a_measured_plan_keeps_its_figures_and_only_what_is_faster() -> None:
@@ -192,7 +214,8 @@ def test_a_measured_plan_keeps_its_figures_and_only_what_is_faster() -> None:
         for tuning in one.tunings:
             assert len(tuning.trials) == 3
             best = tuning.best
-            assert best is None or (best.verdict == "faster" and best.speedup > 1)
+            assert best is None or isinstance(best.speed, Speed)
+            assert best is None or (best.verdict == "faster" and best.speed.speedup > 1)
     assert len(welded_paths(model)) == len(made.decisions)
     assert str(made)
 
@@ -203,7 +226,8 @@ def test_a_wrong_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     def wrong(*args: object) -> Trial:
         choice = args[2]
         assert isinstance(choice, Choice)
-        return Trial(choice=choice, verified=False, verdict="wrong", reason="output: off")
+        why = NotMeasured("output: off")
+        return Trial(choice=choice, verified=False, verdict="wrong", speed=why, error_ratio=9.0)
 
     monkeypatch.setattr(tuning, "verify_choice", wrong)
     model, inputs = MODELS["policy"].build()

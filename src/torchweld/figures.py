@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 
 MINUS = "−"
 
@@ -64,7 +65,7 @@ def signed(text: str) -> str:
 
 def counted(count: int, noun: str) -> str:
     """`1 step`, `2 copies`, `12,500 launches`."""
-    if noun.endswith("y"):
+    if noun.endswith("y") and noun[-2] not in "aeo":
         plural = f"{noun[:-1]}ies"
     else:
         plural = noun + ("es" if noun.endswith(("ch", "s")) else "s")
@@ -76,3 +77,15 @@ def listed(items: Sequence[str], most: int) -> str:
     if len(items) <= most:
         return ", ".join(items)
     return f"{', '.join(items[:most])} and {len(items) - most} more"
+
+
+def age(at: str, now: datetime) -> str:
+    """How long ago a moment was, given as ISO text: `2 days ago`; as it is if it is no such."""
+    try:
+        seconds = (now - datetime.fromisoformat(at)).total_seconds()
+    except (ValueError, TypeError):
+        return f"on {at}"
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"{counted(int(seconds // length), unit)} ago"
+    return "less than a minute ago"

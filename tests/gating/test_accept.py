@@ -16,8 +16,10 @@ from torchweld.cli import gate as gate_cli
 from torchweld.cli.main import run
 from torchweld.gating import running
 from torchweld.history import History
+from torchweld.not_measured import NotMeasured
 from torchweld.planning import planner
 from torchweld.planning.plan import Plan, Tuning, Verdict
+from torchweld.speeds import Speed
 
 Captured = pytest.CaptureFixture[str]
 NOISY = "the baseline differed from itself by 9.0% in the same rounds"
@@ -41,7 +43,7 @@ def accept(
         def plan(*given: Any, measure: bool = True, **more: Any) -> Plan:
             assert measure == ("--no-measure" not in options)
             assert more.get("budget_s") == (7.0 if "--budget" in options else None)
-            more.pop("budget_s", None)
+            more["budget_s"] = None
             made = planner.plan(*given, force=True, **more)
             planned = made.planned[: len(verdicts)]
             return replace(
@@ -60,13 +62,19 @@ def accept(
     return call
 
 
+SLOW = Speed(speedup=0.9, interval=(0.85, 0.95), before_us=9.0, after_us=10.0)
+
+
 def tuned(tuning: Tuning, verdict: Verdict) -> Tuning:
+    """The same with another verdict on every trial."""
     if verdict == "faster":
         return tuning
-    reason = f"{NOISY}; a larger budget_s is needed" if verdict == "not measured" else ""
+    speed: Speed | NotMeasured = SLOW
+    if verdict in ("not measured", "not known"):
+        speed = NotMeasured(f"{NOISY}; a larger budget_s is needed")
     return replace(
         tuning,
-        trials=tuple(replace(t, verdict=verdict, reason=reason) for t in tuning.trials),
+        trials=tuple(replace(t, verdict=verdict, speed=speed) for t in tuning.trials),
         chosen=None,
         reason=f"cpu packed: {verdict}",
     )
@@ -85,7 +93,7 @@ def test_blocks_that_could_not_be_measured_are_no_baseline(
     assert (code, out, kept()) == (2, "", 0)
     assert err == (
         f"torchweld: could not measure 2 of 2 blocks: {NOISY}; no baseline was written; what would "
-        "help: a quieter machine; --budget 96; --no-measure (welds by a table that comes with "
+        "help: a quieter machine; --budget 192; --no-measure (welds by a table that comes with "
         "torchweld, and times nothing)\n"
     )
 
@@ -93,8 +101,8 @@ def test_blocks_that_could_not_be_measured_are_no_baseline(
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        (("--quick",), "--budget 16 instead of --quick"),
-        (("--budget", "7"), "--budget 14;"),
+        (("--quick",), "--budget 32 instead of --quick"),
+        (("--budget", "7"), "--budget 28;"),
         (("--no-measure",), "leave out --no-measure"),
     ],
 )
@@ -128,6 +136,19 @@ def test_an_empty_baseline_has_to_be_asked_for(
     assert "0 blocks welded" in out
     assert run(["gate", "--baseline", "main", "model.py:make"]) == 0
     assert "note: the baseline welds nothing" in capsys.readouterr().out
+
+
+def test_what_no_table_knows_is_not_taken_for_slower(accept: Accept) -> None:
+    options = ("--no-time", "--no-measure")
+    code, out, err = accept(("not known", "not known"), *options)
+    assert (code, out, kept()) == (2, "", 0)
+    assert f"2 of 2 blocks not known to be faster: {NOISY}; what would help: leave out" in err
+    assert "--empty" in err
+    code, out, _ = accept(("faster", "not known"), *options)
+    assert code == 0
+    said = " ".join(out.split())
+    assert "1 block welded; 1 of 2 not known to be faster and is not held to anything" in said
+    assert accept(("not known", "not known"), *options, "--empty")[0] == 0
 
 
 def test_some_blocks_are_held_and_others_are_named(accept: Accept, capsys: Captured) -> None:

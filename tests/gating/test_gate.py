@@ -400,7 +400,7 @@ def test_a_history_that_cannot_be_made_fails_before_anything_is_measured(
         (("--budget", "5"), "--budget is for the tuning of --accept"),
         (("--no-measure",), "--no-measure leaves out the tuning of --accept"),
         (("--empty",), "--empty says what --accept may write"),
-        (("--accept", "--quick", "--no-measure"), "both say how long to tune; give one"),
+        (("--accept", "--quick", "--no-measure"), "each say how long to tune; give one"),
     ],
 )
 def test_options_that_would_not_be_heard_are_refused(

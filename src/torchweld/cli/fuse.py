@@ -26,6 +26,7 @@ from torchweld.records import to_plain
 from torchweld.targets import resolve
 
 FILE = click.Path(path_type=Path, dir_okay=True)
+NOT_MEASURED = 2
 
 
 @click.command(
@@ -39,12 +40,20 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option(
     "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="For measuring; default 48."
 )
+@click.option(
+    "--no-measure",
+    is_flag=True,
+    help="Time nothing: weld what verifies and the table shipped for this CPU knows to be faster.",
+)
 @click.option("--with-compile", is_flag=True, help="Try torch.compile of each block too.")
 @click.option(
     "--no-packing", is_flag=True, help="No copies of weights: slower, but no more memory."
 )
 @click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
+@click.option(
+    "--details", is_flag=True, help="Print times, bounds and reasons behind the verdict too."
+)
 @click.option("--depends", is_flag=True, help="Print what each welded block depends on.")
 @click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
 @click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
@@ -57,10 +66,12 @@ def fuse(
     training: bool,
     quick: bool,
     budget: float | None,
+    no_measure: bool,
     with_compile: bool,
     no_packing: bool,
     afresh: bool,
     no_profile: bool,
+    details: bool,
     depends: bool,
     out: Path | None,
     save: str | None,
@@ -72,17 +83,20 @@ def fuse(
 
     TARGET is package.module:factory, path/to/file.py:factory, the name of a built-in model, or
     hf:<model type>; without it, a built-in transformer. Nothing is welded that is not faster beyond
-    noise with numbers as good as eager's; the plan says why for every block.
+    noise with numbers as good as eager's; the plan says why for every block. Exit code 2 if nothing
+    was welded because blocks could not be measured.
     """
-    if quick and budget is not None:
-        raise TorchweldError("--quick and --budget both say how long to measure; give one")
+    given_times = {"--quick": quick, "--budget": budget is not None, "--no-measure": no_measure}
+    if sum(given_times.values()) > 1:
+        both = " and ".join(option for option, given in given_times.items() if given)
+        raise TorchweldError(f"{both} each say how long to measure; give one")
     check_targets({"--out": out}, force)
     with keeping(save, file) as history, data_only(json_wanted):
         chosen = resolve(target, inputs, training=training)
         given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
         console = screen()
         found: Profile | None = None
-        if not (no_profile or json_wanted):
+        if not (no_profile or no_measure or json_wanted):
             with progress_shown() as progress:
                 found = profile(chosen.model, given, training=training, progress=progress)
             accounted = account(found)
@@ -93,6 +107,7 @@ def fuse(
                 chosen.model,
                 given,
                 training=training,
+                measure=not no_measure,
                 quick=quick,
                 budget_s=budget,
                 with_compile=with_compile,
@@ -106,6 +121,7 @@ def fuse(
                 "training": training,
                 "quick": quick,
                 "budget_s": budget,
+                "measure": not no_measure,
                 "with_compile": with_compile,
                 "packing": not no_packing,
             }
@@ -120,9 +136,10 @@ def fuse(
         else:
             if depends:
                 put([*made.dependencies().split("\n"), ""], console)
-            put(_lines(made, chosen.notes), console)
-    return 0
+            put(_lines(made, chosen.notes, details), console)
+    return NOT_MEASURED if not made.decisions and made.outcomes["not measured"] else 0
 
 
-def _lines(made: Plan, notes: tuple[str, ...]) -> list[str]:
-    return [*str(made).split("\n"), *(f"note: {note}" for note in notes)]
+def _lines(made: Plan, notes: tuple[str, ...], details: bool) -> list[str]:
+    more = ["", *made.details().split("\n")] if details and (made.whole or made.planned) else []
+    return [*str(made).split("\n"), *more, *(f"note: {note}" for note in notes)]

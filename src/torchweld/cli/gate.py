@@ -197,7 +197,7 @@ def _check_effort(effort: Effort, accepting: bool) -> None:
             raise TorchweldError(f"{option} {words}; leave it out, or add that")
     tuning = [option for option in ("--quick", "--budget", "--no-measure") if given[option][0]]
     if len(tuning) > 1:
-        raise TorchweldError(f"{' and '.join(tuning)} both say how long to tune; give one")
+        raise TorchweldError(f"{' and '.join(tuning)} each say how long to tune; give one")
 
 
 def _say_load(json_wanted: bool) -> str:

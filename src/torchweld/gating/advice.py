@@ -32,7 +32,7 @@ class Effort:
         """What would help where blocks could not be measured in `tuning_s`."""
         if not self.measure:
             return ("leave out --no-measure, so that the blocks are timed",)
-        longer = f"--budget {seconds_words(2 * tuning_s)}"
+        longer = f"--budget {seconds_words(4 * tuning_s)}"
         return QUIETER, f"{longer} instead of --quick" if self.quick else longer, BY_TABLE
 
 

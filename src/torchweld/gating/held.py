@@ -6,7 +6,7 @@ of a measurement, there is no baseline at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchweld.errors import NotMeasuredError, TorchweldError
@@ -14,7 +14,7 @@ from torchweld.figures import counted
 from torchweld.gating.advice import without_advice
 from torchweld.gating.counters import Counters
 from torchweld.paths import grouped_paths
-from torchweld.planning.plan import Plan, Planned, Tuning
+from torchweld.planning.plan import Outcome, Plan, Tuning
 
 EMPTY = (
     "a baseline that welds nothing holds the model to nothing, so none was written; to keep one "
@@ -24,48 +24,46 @@ EMPTY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """`unmeasured`: blocks that are not welded because they could not be measured, with the reason.
+    """Blocks by path; those that are not held come with the reason.
 
-    partly: blocks that are welded, but not at row counts that could not be measured.
+    unmeasured:  not welded, because they could not be measured
+    unknown:     not welded, because no table knows them to be faster, and nothing was timed
+    partly:      welded, but not at row counts that could not be measured
     """
 
     blocks: tuple[str, ...]  # all that were found
     welded: tuple[str, ...]
     unmeasured: dict[str, str]
+    unknown: dict[str, str]
     partly: dict[str, str]
 
 
 def held_by(plan: Plan, counters: Counters) -> Held:
     """What a baseline of these holds; `welded` are the blocks that ran fused."""
-    unmeasured = {
-        one.block.path: _why(tuning)
-        for one in plan.planned
-        if not one.welded
-        for tuning in reversed(one.tunings)  # the first one stays
-        if tuning.unmeasured
-    }
-    partly = {
-        one.block.path: f"{_rows(one)}: {_why(tuning)}"
-        for one in plan.planned
-        if one.welded
-        for tuning in reversed(one.tunings)
-        if tuning.unmeasured
-    }
+    by_outcome: dict[Outcome, dict[str, str]] = {"not measured": {}, "not known": {}, "welded": {}}
+    for one in plan.planned:
+        reasons = by_outcome.get(one.outcome)
+        wanted = "not known" if one.outcome == "not known" else "not measured"
+        unheld = [tuning for tuning in one.tunings if tuning.outcome == wanted]
+        if reasons is not None and unheld:
+            rows = f"{_rows(unheld)}: " if one.welded else ""
+            reasons[one.block.path] = rows + _why(unheld[0], wanted)
     return Held(
         blocks=tuple(one.block.path for one in plan.planned),
         welded=counters.welded,
-        unmeasured=unmeasured,
-        partly=partly,
+        unmeasured=by_outcome["not measured"],
+        unknown=by_outcome["not known"],
+        partly=by_outcome["welded"],
     )
 
 
-def _rows(one: Planned) -> str:
-    rows = sorted({tuning.rows for tuning in one.tunings if tuning.unmeasured})
+def _rows(tunings: Sequence[Tuning]) -> str:
+    rows = sorted({tuning.rows for tuning in tunings})
     return f"at {', '.join(map(str, rows))} {'row' if rows == [1] else 'rows'}"
 
 
-def _why(tuning: Tuning) -> str:
-    reasons = [t.reason for t in tuning.trials if t.verified and t.verdict == "not measured"]
+def _why(tuning: Tuning, verdict: str) -> str:
+    reasons = (trial.reason for trial in tuning.trials if trial.verdict == verdict)
     why, _ = without_advice(next(filter(None, reasons), tuning.reason))
     return why or "there was no time left for it"
 
@@ -73,19 +71,26 @@ def _why(tuning: Tuning) -> str:
 def refuse_empty(
     held: Held, plan: Plan, counters: Counters, *, empty: bool, remedies: Sequence[str]
 ) -> None:
-    """Raises where nothing would be held; `empty` allows it where that is what was measured."""
+    """Raises where nothing would be held; `empty` allows it where noise has no part in that."""
     if held.welded:
         return
+    count = counted(len(held.blocks), "block")
     if held.unmeasured:
         others = len(held.blocks) - len(held.unmeasured)
         rest = f" ({counted(others, 'other')} not welded: {_why_none(plan)})" if others else ""
         raise NotMeasuredError(
-            f"could not measure {len(held.unmeasured)} of {counted(len(held.blocks), 'block')}: "
+            f"could not measure {len(held.unmeasured)} of {count}: "
             f"{next(iter(held.unmeasured.values()))}{rest}; no baseline was written; what would "
             f"help: {'; '.join(remedies)}"
         )
-    if not empty:
-        raise TorchweldError(f"{_why_empty(held, plan, counters)}; {EMPTY}")
+    if empty:
+        return
+    if held.unknown:
+        raise NotMeasuredError(
+            f"{len(held.unknown)} of {count} not known to be faster: "
+            f"{next(iter(held.unknown.values()))}; what would help: {'; '.join(remedies)}; {EMPTY}"
+        )
+    raise TorchweldError(f"{_why_empty(held, plan, counters)}; {EMPTY}")
 
 
 def _why_empty(held: Held, plan: Plan, counters: Counters) -> str:
@@ -109,19 +114,28 @@ def _why_none(plan: Plan) -> str:
 
 
 def unheld_lines(held: Held) -> list[str]:
-    """What a baseline does not hold the model to, a line for each reason."""
+    """What a baseline does not hold the model to: how many blocks, then which and why."""
     found = []
-    if held.unmeasured:
-        count = len(held.unmeasured)
-        is_not = "is not held" if count == 1 else "are not held"
-        found.append(
-            f"{count} of {len(held.blocks)} could not be measured and {is_not} to anything"
-        )
-    for reasons in (held.unmeasured, held.partly):
-        by_reason: dict[str, list[str]] = {}
-        for path, why in reasons.items():
-            by_reason.setdefault(why, []).append(path)
-        for why, paths in by_reason.items():
-            names = ", ".join(name or "the model" for name in grouped_paths(paths, held.blocks))
-            found.append(f"{names} not measured{' ' if reasons is held.partly else ': '}{why}")
+    words = {
+        "could not be measured": held.unmeasured,
+        "not known to be faster": held.unknown,
+    }
+    for what, reasons in words.items():
+        if reasons:
+            is_not = "is not held" if len(reasons) == 1 else "are not held"
+            found.append(f"{len(reasons)} of {len(held.blocks)} {what} and {is_not} to anything")
+    found += _by_reason(held.unmeasured, held.blocks, "not measured: ")
+    found += _by_reason(held.unknown, held.blocks, "not known: ")
+    found += _by_reason(held.partly, held.blocks, "not measured ")
     return found
+
+
+def _by_reason(reasons: Mapping[str, str], blocks: Sequence[str], what: str) -> list[str]:
+    """Blocks that share a reason in one line."""
+    alike: dict[str, list[str]] = {}
+    for path, why in reasons.items():
+        alike.setdefault(why, []).append(path)
+    return [
+        f"{', '.join(name or 'the model' for name in grouped_paths(paths, blocks))} {what}{why}"
+        for why, paths in alike.items()
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -83,17 +82,14 @@ def accept(
 
 
 def _planned(subject: Subject, effort: Effort, progress: Progress) -> Plan:
-    options: dict[str, Any] = {"quick": effort.quick}
-    if effort.budget_s is not None:
-        options["budget_s"] = effort.budget_s
-    if not effort.measure:
-        options["measure"] = False
     return make_plan(
         subject.model,
         subject.given,
         training=subject.training,
+        measure=effort.measure,
+        quick=effort.quick,
+        budget_s=effort.budget_s,
         progress=lambda doing, share: progress(doing, 0.7 * share),
-        **options,
     )
 
 

@@ -106,7 +106,7 @@ def accepted_lines(name: str, what: str, found: Baseline, path: str) -> Iterator
     """What a new baseline holds."""
     held = held_by(found.plan, found.counters)
     welded, *others = [f"{counted(len(held.welded), 'block')} welded", *unheld_lines(held)]
-    if held.unmeasured:
+    if held.unmeasured or held.unknown:
         welded, *others = f"{welded}; {others[0]}", *others[1:]
     yield f"accepted {name}, {what}: {welded}"
     yield from (f"  {line}" for line in others)
@@ -149,6 +149,7 @@ def accepted_data(name: str, what: str, found: Baseline) -> dict[str, Any]:
         "blocks": list(held.blocks),
         "welded": list(held.welded),
         "unmeasured": held.unmeasured,
+        "unknown": held.unknown,
         "partly_unmeasured": held.partly,
         "counters": {counter: found.counters.step(counter) for counter in NAMES},
         "times": [

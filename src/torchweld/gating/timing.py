@@ -96,16 +96,13 @@ class Seen:
 
 def seen_in(found: Comparison) -> Seen | NotMeasured:
     """What was measured, or that nothing was; whatever the verdict is."""
-    speedup: float | NotMeasured = found.speedup
-    interval: tuple[float, float] | NotMeasured = found.interval
-    eager_us: float | NotMeasured = found.baseline_us
-    for one in (speedup, interval, eager_us):
-        if isinstance(one, NotMeasured):
-            return one
-    assert not isinstance(speedup, NotMeasured)
-    assert not isinstance(interval, NotMeasured)
-    assert not isinstance(eager_us, NotMeasured)
-    if not all(0 < figure < math.inf for figure in (speedup, *interval, eager_us)):
+    speedup, interval, eager_us = found.speedup, found.interval, found.baseline_us
+    if (
+        isinstance(speedup, NotMeasured)
+        or isinstance(interval, NotMeasured)
+        or isinstance(eager_us, NotMeasured)
+        or not all(0 < figure < math.inf for figure in (speedup, *interval, eager_us))
+    ):
         return NotMeasured(without_advice(found.reason)[0] or "no round was timed")
     return Seen(speedup=speedup, interval=interval, eager_us=eager_us)
 
@@ -166,8 +163,9 @@ class KeptTime:
     def noise(self) -> float:
         """What is not to be told from chance: within a comparison, or between them."""
         speedups = [one.speedup for one in self.seen]
-        within = max(one.noise or 0.0 for one in self.comparisons)
-        return max(within, max(speedups) / min(speedups) - 1.0)
+        between = max(speedups) / min(speedups) - 1.0
+        within = (one.noise for one in self.comparisons)
+        return max([between, *(one for one in within if not isinstance(one, NotMeasured))])
 
     def other_state(self, now: Seen) -> str:
         """How the machine differs from what it was, by the model's own code; "" if it does not."""
@@ -286,10 +284,7 @@ def _judged(
 
 
 def _noise(tried: Tried) -> float | NotMeasured:
-    if isinstance(tried.seen, NotMeasured):
-        return tried.seen
-    noise = tried.found.noise
-    return NotMeasured("the other side was not timed against itself") if noise is None else noise
+    return tried.seen if isinstance(tried.seen, NotMeasured) else tried.found.noise
 
 
 def _tried(measure: Measure, look: Look, tolerance: float) -> Tried:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -23,9 +24,20 @@ from torchweld.errors import TorchweldError
 from torchweld.interrupts import is_interrupt
 from torchweld.measuring import CallableSide, compare
 from torchweld.measuring.sides import Clock
+from torchweld.not_measured import NotMeasured
+from torchweld.planning.shares import flops_of_block
 from torchweld.planning.tuning import module_of, tensors_of
 
 _STUB_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """limit: the most that the model could gain, as a speed-up; share: of its time, what is spent
+    in the welded modules."""
+
+    limit: float | NotMeasured
+    share: float | NotMeasured
 
 
 def ceiling(
@@ -33,32 +45,36 @@ def ceiling(
     decisions: Sequence[Decision],
     run: Callable[[], Any],
     budget_s: float = _STUB_S,
-) -> float:
-    """The most that the model could gain, as a speed-up; 0 where it cannot be told.
+) -> Ceiling:
+    """What is left of a step without its welded modules, and what no kernel can beat.
 
     The stubbed model is timed in turn with the model as it was: a moment later the machine may be
     another.
     """
-    bound_us = _kernels_us(model, decisions)
-    if bound_us is None:
-        return 0.0
     sides = (CallableSide(run), StubSide(model, [d.block for d in decisions], run))
     try:
         found = compare(*sides, names=("eager", "stubbed"), budget_s=budget_s)
     except Exception as error:  # a model that looks at what its Linears give
         if is_interrupt(error):
             raise
-        return 0.0
-    if found.rounds == 0 or found.speedup <= 0.0:
-        return 0.0
-    return 1.0 / (1.0 / found.speedup + bound_us / found.baseline_us)
+        why = NotMeasured(f"the model does not run without its Linears' values: {error}")
+        return Ceiling(limit=why, share=why)
+    speed = found.speed
+    if isinstance(speed, NotMeasured):
+        return Ceiling(limit=speed, share=speed)
+    # Stubs cannot be slower than what they stand for; what looks so is noise around nothing.
+    share = max(0.0, 1.0 - 1.0 / speed.speedup)
+    bound_us = _kernels_us(model, decisions)
+    if isinstance(bound_us, NotMeasured):
+        return Ceiling(limit=bound_us, share=share)
+    return Ceiling(limit=1.0 / (1.0 - share + bound_us / speed.before_us), share=share)
 
 
-def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | None:
+def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | NotMeasured:
     """The least that the welded blocks take: their weights read, or their FLOPs done."""
     peaks, threads = hardware.peaks(), torch.get_num_threads()
     if peaks is None:
-        return None
+        return NotMeasured("this machine's peaks are not known; torchweld info --measure")
     weights = {id(t): t for d in decisions for t in tensors_of(model, d.block)}
     size = sum(t.nbytes for t in weights.values())
     gbps = hardware.read_gbps_now(size, threads)
@@ -66,14 +82,11 @@ def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | None
     for decision in decisions:
         gflops = peaks.fma_gflops(decision.block.dtype, threads)
         if gflops is None:
-            return None
-        flops_us += _flops(model, decision.block) / (1e3 * gflops)
-    return None if gbps is None else max(size / (1e3 * gbps), flops_us)
-
-
-def _flops(model: nn.Module, block: Block) -> float:
-    weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
-    return sum(2.0 * weights * call.rows * call.count for call in block.calls)
+            return NotMeasured(f"the peak of {decision.block.dtype} is not known")
+        flops_us += flops_of_block(model, decision) / (1e3 * gflops)
+    if gbps is None:
+        return NotMeasured("the rate at which memory is read is not known")
+    return max(size / (1e3 * gbps), flops_us)
 
 
 class StubSide(CallableSide):

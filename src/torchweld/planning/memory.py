@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torchweld import hardware
 from torchweld.errors import TorchweldError
 from torchweld.files import read_json, write_whole
 from torchweld.records import RecordError, from_plain, to_plain
 
-FORMAT = 1
+FORMAT = 2
 MOST_ENTRIES = 2000
 MOST_BYTES = 1 << 28
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(Generic[T]):
+    """A record, and when it was kept: ISO, UTC."""
+
+    record: T
+    at: str
 
 
 class Memory:
@@ -35,19 +45,24 @@ class Memory:
     def of_this_machine() -> Memory:
         return Memory(hardware.cache_dir() / f"tuning-{hardware.fingerprint()}.json")
 
-    def recall(self, about: object, kind: type[T]) -> T | None:
+    def recall(self, about: object, kind: type[T]) -> Kept[T] | None:
         """What was kept about this; `about` is known by its repr."""
         found = self._read().get(_name(about, kind))
+        if not isinstance(found, dict) or not isinstance(found.get("at"), str):
+            return None
         try:
-            return None if found is None else from_plain(kind, found, "record")
+            record = from_plain(kind, found.get("record"), "record")
         except RecordError:
             return None
+        return Kept(record=record, at=found["at"][:64])
 
     def keep(self, about: object, record: object) -> None:
         if self._path is None:
             return
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         # Read again: another process may have written meanwhile.
-        entries = {**self._read(), _name(about, type(record)): to_plain(record)}
+        entry = {"at": now, "record": to_plain(record)}
+        entries = {**self._read(), _name(about, type(record)): entry}
         newest = dict(list(entries.items())[-MOST_ENTRIES:])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

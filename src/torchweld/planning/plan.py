@@ -1,23 +1,45 @@
 """A `Plan`: what is to be welded and what not, with every reason and measurement. Plain data.
 
 Made by `tw.plan`, carried out by `tw.apply`. It saves to JSON and loads again; nothing in a file is
-executed, and one that does not fit the declared types is refused.
+executed, and one that does not fit the declared types is refused. A figure that was not measured is
+a `NotMeasured` with the reason.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block, Refusal
 from torchweld.fingerprints import Fingerprint
-from torchweld.records import Count, Length, Measured, Positive, Word
+from torchweld.not_measured import NotMeasured
+from torchweld.planning import earlier
+from torchweld.records import Bounds, Count, Length, Measured, Positive, Ratio, Word
 from torchweld.saved import Form
+from torchweld.speeds import Speed
 
-Verdict = Literal["faster", "slower", "same", "not measured", "behind", "wrong", "cannot serve"]
+# "behind": another way, at first look. "known": to be faster, by a table, and not timed here;
+# "not known": nor that.
+Verdict = Literal[
+    "faster",
+    "slower",
+    "same",
+    "not measured",
+    "behind",
+    "known",
+    "not known",
+    "wrong",
+    "cannot serve",
+]
+# What became of a block: "not faster" was measured, "not measured" could not be.
+Outcome = Literal["welded", "not faster", "not measured", "not known", "cannot be welded"]
+
+UNASKED = NotMeasured("it was not asked for")
+Share = Annotated[float, Bounds(0, 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +48,25 @@ class Trial:
 
     choice: Choice
     verified: bool
-    verdict: Verdict  # "behind": another, at first look
-    reason: str = ""
-    speedup: Measured = 0.0  # over the original; 0 where none was measured
-    interval: tuple[Measured, Measured] = (0.0, 0.0)
-    original_us: Measured = 0.0  # of one call
-    error_ratio: Measured = 0.0  # to what the numerical rule allows: 1 is the bound
+    verdict: Verdict
+    speed: Speed | NotMeasured  # over the original, of one call of one module
+    error_ratio: Measured | NotMeasured  # to what the numerical rule allows: 1 is the bound
     copied_bytes: Count = 0  # of one module
-    # Speed over the best way without a copy, in the same rounds; 0: unknown.
-    copy_gain: Measured = 0.0
+    copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best way without a copy
+
+    @property
+    def reason(self) -> str:
+        """Why there is no speed; "" where there is one."""
+        return self.speed.reason if isinstance(self.speed, NotMeasured) else ""
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        timed = self.verdict in ("faster", "slower", "same")
+        if timed != isinstance(self.speed, Speed):
+            yield f"is {self.verdict!r} {'without a' if timed else 'with a'} measured speed"
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(earlier.trial(state))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +78,42 @@ class Tuning:
     trials: Annotated[tuple[Trial, ...], Length(most=100)]
     chosen: Choice | None
     reason: str
-    remembered: bool = False  # times are from an earlier plan on this machine
+    # When its times were measured, in UTC, if by an earlier plan on this machine.
+    remembered: Word | None = None
 
     @property
     def best(self) -> Trial | None:
         return next((trial for trial in self.trials if trial.choice == self.chosen), None)
 
     @property
+    def outcome(self) -> Outcome:
+        if self.chosen is not None:
+            return "welded"
+        if any(trial.verdict == "not measured" for trial in self.trials):
+            return "not measured"
+        verdicts = [trial.verdict for trial in self.trials if trial.verified]
+        if "not known" in verdicts:
+            return "not known"
+        return "not faster" if verdicts else "cannot be welded"
+
+    @property
     def unmeasured(self) -> bool:
         """Whether nothing was chosen for want of time, or of a quiet machine."""
-        verdicts = [trial.verdict for trial in self.trials if trial.verified]
-        return self.chosen is None and "not measured" in verdicts
+        return self.outcome == "not measured"
+
+    @property
+    def why_unmeasured(self) -> str:
+        """What stood in the way of the first trial that could not be measured; "" if none was."""
+        found = (trial.reason for trial in self.trials if trial.verdict == "not measured")
+        return next(found, "")
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
         if self.chosen is not None and not (self.best is not None and self.best.verified):
             yield "chose what none of its trials has verified"
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(earlier.tuning(state))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +151,13 @@ class Planned:
     def welded(self) -> bool:
         return any(tuning.chosen is not None for tuning in self.tunings)
 
+    @property
+    def outcome(self) -> Outcome:
+        """Welded at some rows; else "not measured" if it is at any."""
+        found = {tuning.outcome for tuning in self.tunings}
+        order: tuple[Outcome, ...] = ("welded", "not measured", "not known", "not faster")
+        return next((one for one in order if one in found), "cannot be welded")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
@@ -106,24 +165,32 @@ class Whole:
 
     workload: str
     verdict: Verdict
-    speedup: Measured
-    interval: tuple[Measured, Measured]
-    before_us: Measured
-    after_us: Measured
-    predicted: Measured  # the most that diagnosis says can be won; 0 where it was not asked
-    saved_us: Measured  # what the blocks' own measurements promised
-    ceiling: Measured  # the most that any kernel could reach; 0 where it was not measured
-    error_ratio: Measured  # of the output, to eager's own error; 0 where it was not measured
+    speed: Speed | NotMeasured  # of one step
+    # Of the output, to eager's own error.
+    error_ratio: Measured | NotMeasured
     against: str = ""  # what the error was judged against
-    remembered: bool = False  # times are from an earlier plan on this machine
-    reason: str = ""
+    # Of the step's time before, what was spent in modules that are welded.
+    time_share: Share | NotMeasured = UNASKED
+    # In the detail view: the most that diagnosis says can be won, what the blocks' own measurements
+    # add up to, and the most that any kernel could reach.
+    predicted: Ratio | NotMeasured = UNASKED
+    promised: Ratio | NotMeasured = UNASKED
+    ceiling: Ratio | NotMeasured = UNASKED
+    remembered: Word | None = None  # when it was timed, if by an earlier plan on this machine
 
     @property
-    def promised(self) -> float:
-        """What the blocks' own gains make of the whole, as a speed-up; 0 where none was timed."""
-        if self.saved_us <= 0 or self.before_us <= 0:
-            return 0.0
-        return self.before_us / max(self.before_us - self.saved_us, 1e-3 * self.before_us)
+    def reason(self) -> str:
+        """Why there is no speed; "" where there is one."""
+        return self.speed.reason if isinstance(self.speed, NotMeasured) else ""
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        timed = self.verdict in ("faster", "slower", "same")
+        if timed != isinstance(self.speed, Speed):
+            yield f"is {self.verdict!r} {'without a' if timed else 'with a'} measured speed"
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(earlier.whole(state))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +206,11 @@ class Plan:
     refused: Annotated[tuple[Refusal, ...], Length(most=100_000)] = ()
     whole: Annotated[tuple[Whole, ...], Length(most=10_000)] = ()
     copied_bytes: Count = 0
-    forced: bool = False  # times were not measured
+    # Of the FLOPs of all inputs, what is welded.
+    flops_share: Share | NotMeasured = UNASKED
+    forced: bool = False  # all that verifies is welded; times were not measured
+    table: str | None = None  # the table that decided, in words, where times were not measured
+    busy: str = ""  # what else ran on the machine meanwhile, in words; "" for nothing
     notices: tuple[str, ...] = ()
     made_on: Fingerprint | None = None  # the words behind `fingerprint`; none in older plans
 
@@ -151,10 +222,21 @@ class Plan:
             if one.welded
         )
 
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many blocks came to what."""
+        return Counter(one.outcome for one in self.planned)
+
     def __str__(self) -> str:
         from torchweld.planning.text import plan_text
 
         return plan_text(self)
+
+    def details(self) -> str:
+        """Bounds, promises and times behind the verdict, explained, to be printed."""
+        from torchweld.planning.text import details_text
+
+        return details_text(self)
 
     def dependencies(self) -> str:
         """What each block depends on, and for which calls it is valid, to be printed."""
@@ -169,6 +251,12 @@ class Plan:
             twice = next(path for path in paths if paths.count(path) > 1)
             yield f"plans the block {twice!r} twice"
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None}
+        for name, default in absent.items():
+            self.__dict__.setdefault(name, default)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; an existing file is replaced whole."""
         FORM.save(self, path)
@@ -179,4 +267,12 @@ class Plan:
         return FORM.load(path)
 
 
-FORM = Form(kind=Plan, what="plan", format=1, remedy="plan again", most_bytes=1 << 26, indent=1)
+FORM = Form(
+    kind=Plan,
+    what="plan",
+    format=2,
+    remedy="plan again",
+    most_bytes=1 << 26,
+    indent=1,
+    upgrades={1: earlier.plan},
+)

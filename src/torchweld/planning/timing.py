@@ -25,7 +25,10 @@ from torchweld.hardware import hardware
 from torchweld.marks import KEY
 from torchweld.measuring import Comparison, compare
 from torchweld.measuring.rounds import FEWEST_ROUNDS
+from torchweld.measuring.verdicts import FEW_ROUNDS
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.plan import Verdict
+from torchweld.speeds import Speed
 from torchweld.swap import set_face, stats, undo, weld
 
 # More instances than this say nothing new, and would only take time.
@@ -36,17 +39,19 @@ ROUNDS_WANTED = 1.6 * FEWEST_ROUNDS
 # Which way is faster is the question, not by how much to the percent.
 PRECISION, ENOUGH = 0.05, 0.15
 # At a first look, the best of so many turns: what is this much slower than the best is left out.
+# Calls that take longer than LONG_S have one turn.
 FIRST_TURNS, BEHIND = 3, 1.25
+LONG_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Times of one call of one module; without a comparison `verdict` and `reason` say why."""
+    """One way, timed: its speed for one call of one module."""
 
-    comparison: Comparison | None
+    verdict: Verdict
+    speed: Speed | NotMeasured
     copied_bytes: int = 0  # of one module
-    verdict: Verdict = "not measured"  # "behind" another at first look, or "not measured"
-    reason: str = ""
+    log_ratios: tuple[float, ...] = ()  # of each round, over the original
 
 
 class Face:
@@ -105,7 +110,9 @@ def time_choices(
     budget_s: float,
 ) -> dict[Choice, Timed]:
     """Each choice against the modules' own code. What cannot be welded is left out."""
-    if not choices or budget_s < LEAST_BUDGET_S:
+    if budget_s < LEAST_BUDGET_S:
+        return _none_timed(choices, "no time was left for it")
+    if not choices:
         return {}
     x = input_like(calls[0]).to(next(iter(modules[0].parameters())).device)
     if training:
@@ -115,8 +122,9 @@ def time_choices(
     least_s = least_budget_s(call_s)
     budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
     if least_s > budget_s:
-        why = f"a call takes {call_s:.2g} s, and {least_s:.2g} s are needed to time it"
-        return dict.fromkeys(choices, Timed(comparison=None, verdict="not measured", reason=why))
+        needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
+        why = f"{needed}; {budget_s:.2g} s were left"
+        return _none_timed(choices, why)
     count = _instances(call_s, len(modules), len(choices), budget_s)
     modules, blocks = modules[:count], blocks[:count]
     rows = calls[0].rows
@@ -129,7 +137,7 @@ def time_choices(
         with faces(model, modules, decisions) as (original, *welded):
             runs = [caller(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
             sides = [FaceSide(face, runs) for face in (original, *welded)]
-            behind = _behind(sides[1:], names)
+            behind = _behind(sides[1:], names, FIRST_TURNS if call_s < LONG_S else 1)
             taken = [i for i, name in enumerate(names) if name not in behind]
             found: Any = compare(
                 sides[0],
@@ -142,13 +150,14 @@ def time_choices(
             )
             results = found if isinstance(found, list) else [found]
             timed = {
-                choice: Timed(comparison=None, verdict="behind", reason=behind.get(name, ""))
+                choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
                 for choice, name in zip(choices, names, strict=True)
+                if name in behind
             }
             for i, comparison in zip(taken, results, strict=True):
                 welded[i].show()
                 copied = sum(map(copied_bytes, modules)) // len(modules)
-                timed[choices[i]] = Timed(comparison=_each(comparison, count), copied_bytes=copied)
+                timed[choices[i]] = _timed(comparison, count, copied)
     except TorchweldError:
         if len(choices) == 1:
             return {}
@@ -162,12 +171,16 @@ def time_choices(
     return timed
 
 
-def _behind(sides: Sequence[FaceSide], names: Sequence[str]) -> dict[str, str]:
+def _none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:
+    return dict.fromkeys(choices, Timed(verdict="not measured", speed=NotMeasured(why)))
+
+
+def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict[str, str]:
     """Those that a first look shows far behind the best, and what it saw."""
     if len(sides) < 2:
         return {}
     best_s = [math.inf] * len(sides)
-    for turn in range(1 + FIRST_TURNS):
+    for turn in range(1 + turns):
         for i, side in enumerate(sides):
             seconds = side.time(1)
             if turn:  # the first one packs, or compiles
@@ -180,12 +193,14 @@ def _behind(sides: Sequence[FaceSide], names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _each(comparison: Comparison, instances: int) -> Comparison:
+def _timed(found: Comparison, instances: int, copied: int) -> Timed:
     """Of one module, where all of them were timed together."""
-    return replace(
-        comparison,
-        baseline_us=comparison.baseline_us / instances,
-        candidate_us=comparison.candidate_us / instances,
+    speed = found.speed
+    if isinstance(speed, Speed):
+        before_us, after_us = speed.before_us / instances, speed.after_us / instances
+        speed = replace(speed, before_us=before_us, after_us=after_us)
+    return Timed(
+        verdict=found.verdict, speed=speed, copied_bytes=copied, log_ratios=found.log_ratios
     )
 
 
@@ -197,8 +212,8 @@ def _call_s(run: Callable[[], object]) -> float:
 
 
 def least_budget_s(call_s: float) -> float:
-    """Less than this cannot do: the original and its control alone take as much."""
-    return 2 * FEWEST_ROUNDS * call_s
+    """Less than this cannot do: the original and its control take as much in the fewest rounds."""
+    return 2 * FEW_ROUNDS * call_s
 
 
 def _instances(call_s: float, there: int, choices: int, budget_s: float) -> int:

@@ -22,9 +22,12 @@ from torchweld.decisions import Choice
 from torchweld.discovery.found import Block, Call
 from torchweld.kernels import BACKENDS
 from torchweld.kernels.base import Block as Form
+from torchweld.known_speeds import KnownSpeed, SpeedTable
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.memory import Memory
-from torchweld.planning.plan import Planned, Trial, Tuning
+from torchweld.planning.plan import UNASKED, Planned, Trial, Tuning, Verdict
 from torchweld.planning.timing import LEAST_BUDGET_S, Timed, input_like, time_choices
+from torchweld.speeds import Speed
 from torchweld.verification import Judgement, check_block
 
 INFERENCE_CHOICES = (
@@ -91,22 +94,32 @@ def tune(
     deadline_s: float,
     memory: Memory,
     progress: Progress,
+    table: SpeedTable | NotMeasured | None = None,
 ) -> list[Planned]:
     """Every block with what was tried and chosen for it; the model is left unwelded.
 
     Each group has its share of the time until `deadline_s`, by `time.perf_counter`; what one does
-    not use is left to the others. What was measured before is taken from `memory`.
+    not use is left to the others. What was measured before is taken from `memory`. With `force`, or
+    with a `table` that decides (a NotMeasured says why there is none here), nothing is timed.
     """
     groups = group(model, blocks, training)
     found: dict[int, Tuning] = {}
+
+    def tuned(one: Group, share_s: float) -> Tuning:
+        if force:
+            return _forced(model, one, choices)
+        if table is not None:
+            return _by_table(model, one, choices, table)
+        return _tune_group(model, one, choices, share_s, memory)
+
     # What could not be measured in its share of the time has another turn in what is left.
-    for turn in range(1 if force else 2):
+    for turn in range(1 if force or table is not None else 2):
         pending = [i for i in range(len(groups)) if turn == 0 or found[i].unmeasured]
         for done, i in enumerate(pending):
             progress(groups[i].name, (done + turn * len(groups)) / (2 * len(groups)))
             share_s = (deadline_s - time.perf_counter()) / (len(pending) - done)
             if turn == 0 or share_s > LEAST_BUDGET_S:
-                found[i] = _tune_group(model, groups[i], choices, force, share_s, memory)
+                found[i] = tuned(groups[i], share_s)
     tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
     for i, one in enumerate(groups):
         for block, call in zip(one.blocks, one.calls, strict=True):
@@ -152,27 +165,30 @@ def _tune_group(
     model: nn.Module,
     one: Group,
     choices: Sequence[Choice],
-    force: bool,
     budget_s: float,
     memory: Memory,
 ) -> Tuning:
-    if force:
-        return _forced(model, one, choices)
     about = (one.key, len(one.blocks), tuple(choices))
     kept = memory.recall(about, Tuning)
     if kept is not None:
-        return _verified_again(model, one, kept)
+        return _verified_again(model, one, replace(kept.record, remembered=kept.at))
     begun_s = time.perf_counter()
     trials = {choice: verify_choice(model, one, choice) for choice in choices}
     left_s = budget_s - (time.perf_counter() - begun_s)
     good = [choice for choice, trial in trials.items() if trial.verified]
     if any(tensor.is_meta for tensor in tensors_of(model, one.blocks[0])):
         good = []
+    if not good:
+        return choose(one.key.rows, list(trials.values()))
     modules = [module_of(model, block) for block in one.blocks]
     timed = time_choices(model, modules, one.blocks, one.calls, good, one.key.training, left_s)
     for choice, found in timed.items():
         trials[choice] = replace(
-            _measured(trials[choice], found), copy_gain=_copy_gain(found, timed.values())
+            trials[choice],
+            verdict=found.verdict,
+            speed=found.speed,
+            copied_bytes=found.copied_bytes or trials[choice].copied_bytes,
+            copy_gain=_copy_gain(found, timed.values()),
         )
     tuning = choose(one.key.rows, list(trials.values()))
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
@@ -197,6 +213,48 @@ def _forced(model: nn.Module, one: Group, choices: Sequence[Choice]) -> Tuning:
     )
 
 
+def _by_table(
+    model: nn.Module, one: Group, choices: Sequence[Choice], table: SpeedTable | NotMeasured
+) -> Tuning:
+    """The fastest that verifies among those that a table knows to be faster; times nothing."""
+    key = one.key
+    speeds: dict[Choice, float] = {}
+    trials: dict[Choice, Trial] = {}
+    for choice in choices:
+        known = _known(key, choice, table)
+        trial = verify_choice(model, one, choice)
+        if trial.verified and isinstance(known, KnownSpeed) and known.faster:
+            speeds[choice] = known.speedup
+            trial = replace(trial, verdict="known", speed=NotMeasured(known.words))
+        elif trial.verified:
+            why = known.reason if isinstance(known, NotMeasured) else known.words
+            trial = replace(trial, verdict="not known", speed=NotMeasured(why))
+        trials[choice] = trial
+    best = max(speeds, key=speeds.__getitem__, default=None)
+    lean = max((c for c in speeds if not c.packed), key=speeds.__getitem__, default=None)
+    if best is not None and lean is not None and speeds[best] < COPY_GAIN * speeds[lean]:
+        best = lean
+    return Tuning(
+        rows=key.rows,
+        count=1,
+        trials=tuple(trials.values()),
+        chosen=best,
+        reason=_why_none(list(trials.values())) if best is None else trials[best].reason,
+    )
+
+
+def _known(key: Key, choice: Choice, table: SpeedTable | NotMeasured) -> KnownSpeed | NotMeasured:
+    if isinstance(table, NotMeasured):
+        return table
+    if choice.backend != "cpu":
+        return NotMeasured("tables of speeds are about the compiled kernels alone")
+    if not key.contiguous:
+        return NotMeasured("tables of speeds are about contiguous inputs alone")
+    return table.known(
+        key.form, key.shapes, key.dtype, key.rows, choice.packed, training=key.training
+    )
+
+
 def _verified_again(model: nn.Module, one: Group, kept: Tuning) -> Tuning:
     """Times that were measured before; what is chosen by them is verified on the weights of now."""
     trials = {trial.choice: trial for trial in kept.trials}
@@ -206,24 +264,31 @@ def _verified_again(model: nn.Module, one: Group, kept: Tuning) -> Tuning:
             trials[kept.chosen] = replace(trials[kept.chosen], error_ratio=fresh.error_ratio)
             break
         trials[kept.chosen] = fresh
-        kept = choose(one.key.rows, list(trials.values()))
-    return replace(kept, trials=tuple(trials.values()), remembered=True)
+        chosen = choose(one.key.rows, list(trials.values()))
+        kept = replace(chosen, remembered=kept.remembered)
+    return replace(kept, trials=tuple(trials.values()))
 
 
 def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
     """The fastest that is verified and beyond noise; a copy only where it is worth its memory."""
-    good = [trial for trial in trials if trial.verified and trial.verdict == "faster"]
-    best = max(good, key=lambda trial: trial.speedup, default=None)
+    good = [
+        (trial.speed.speedup, trial)
+        for trial in trials
+        if trial.verified and trial.verdict == "faster" and isinstance(trial.speed, Speed)
+    ]
+    speedup, best = max(good, key=lambda pair: pair[0], default=(0.0, None))
     reason = _why_none(trials)
     if best is not None:
-        reason = f"{best.speedup:.2f} times the original's speed"
-        lean = [trial for trial in good if not trial.copied_bytes]
-        leanest = max(lean, key=lambda trial: trial.speedup, default=best)
-        gain = best.copy_gain or best.speedup / leanest.speedup
+        reason = f"{speedup:.2f} times the original's speed"
+        lean = [pair for pair in good if not pair[1].copied_bytes]
+        lean_speedup, leanest = max(lean, key=lambda pair: pair[0], default=(speedup, best))
+        gain = speedup / lean_speedup
+        if not isinstance(best.copy_gain, NotMeasured):
+            gain = best.copy_gain
         small = best.copied_bytes <= SMALL_COPY_BYTES
         if leanest is not best and not small and gain < COPY_GAIN:
             best = leanest
-            reason = f"{best.speedup:.2f} times the original's speed; a copy gains too little"
+            reason = f"{lean_speedup:.2f} times the original's speed; a copy gains too little"
     return Tuning(
         rows=rows,
         count=1,
@@ -241,32 +306,21 @@ def _why_none(trials: Sequence[Trial]) -> str:
     )
 
 
-def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float:
+def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
     """Speed over the best way without a copy, round by round: both had the same noise."""
-    lean = [t.comparison for t in everything if t.comparison and not t.copied_bytes]
-    best = max(lean, key=lambda found: found.speedup, default=None)
-    if best is None or own.comparison is None or not own.copied_bytes:
-        return 0.0
-    rounds = [own.comparison.log_ratios, best.log_ratios]
-    if len(rounds[0]) != len(rounds[1]) or not rounds[0]:  # of other rounds: no pairs
-        return 0.0
-    return math.exp(statistics.median(a - b for a, b in zip(*rounds, strict=True)))
-
-
-def _measured(trial: Trial, timed: Timed) -> Trial:
-    found = timed.comparison
-    if found is None:
-        return replace(trial, verdict=timed.verdict, reason=timed.reason)
-    measured = found.rounds > 0
-    return replace(
-        trial,
-        verdict=found.verdict,
-        reason="" if found.verdict in ("faster", "slower", "same") else found.reason,
-        speedup=found.speedup if measured else 0.0,
-        interval=found.interval if measured else (0.0, 0.0),
-        original_us=found.baseline_us if measured else 0.0,
-        copied_bytes=timed.copied_bytes,
-    )
+    if not own.copied_bytes:
+        return NotMeasured("it keeps no copy")
+    lean = [
+        (timed.speed.speedup, timed.log_ratios)
+        for timed in everything
+        if isinstance(timed.speed, Speed) and not timed.copied_bytes
+    ]
+    if not lean or not isinstance(own.speed, Speed):
+        return NotMeasured("no way without a copy was timed")
+    _, ratios = max(lean)
+    if len(own.log_ratios) != len(ratios):
+        return NotMeasured("the way without a copy was timed in other rounds")
+    return math.exp(statistics.median(a - b for a, b in zip(own.log_ratios, ratios, strict=True)))
 
 
 # ---- the numbers ----
@@ -286,11 +340,9 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
         *backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode),
     ]
     if reasons:
-        reason = "; ".join(dict.fromkeys(reasons))
-        return Trial(choice=choice, verified=False, verdict="cannot serve", reason=reason)
+        return _unverified(choice, "cannot serve", "; ".join(dict.fromkeys(reasons)))
     if tensors[0].is_meta:
-        reason = "the weights are on meta: no numbers, no times"
-        return Trial(choice=choice, verified=False, verdict="not measured", reason=reason)
+        return _unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
     x = input_like(call, rows=max(1, min(call.rows, MOST_VERIFIED_ROWS))).to(device)
     columns = None if training else _some_columns(forms[-1], block.out_features)
     grads = None
@@ -298,12 +350,17 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
         generator = torch.Generator().manual_seed(1)
         grads = [torch.randn(*x.shape[:-1], block.out_features, generator=generator).to(x)]
 
+    copied = 0
+
     def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
         def candidate(x: Tensor, given: Sequence[Tensor]) -> Tensor:
+            nonlocal copied
             if training and choice.backend == "cpu":
                 y = torch.ops.torchweld.chain(x, list(given), block.form)
             else:
-                y = backend.build(form, given if training else tensors, choice.mode)(x)
+                runner = backend.build(form, given if training else tensors, choice.mode)
+                y = runner(x)
+                copied = runner.copied_bytes
             assert isinstance(y, Tensor)
             return y if columns is None else y[..., columns]
 
@@ -320,9 +377,15 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
         choice=choice,
         verified=not wrong,
         verdict="wrong" if wrong else "not measured",
-        reason="; ".join(wrong),
+        speed=NotMeasured("; ".join(wrong)) if wrong else UNASKED,
         error_ratio=min(ratio, 1e30),
+        copied_bytes=copied,
     )
+
+
+def _unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
+    why = NotMeasured(reason)
+    return Trial(choice=choice, verified=False, verdict=verdict, speed=why, error_ratio=why)
 
 
 def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -14,10 +14,13 @@ from torch import nn
 from torchweld.decisions import Decision
 from torchweld.inputs import Workload
 from torchweld.measuring import Comparison, compare
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.ceiling import ceiling
-from torchweld.planning.plan import Planned, Whole
+from torchweld.planning.memory import Kept
+from torchweld.planning.plan import UNASKED, Planned, Whole
 from torchweld.planning.timing import FaceSide, faces
 from torchweld.planning.tuning import module_of
+from torchweld.speeds import Speed
 from torchweld.verifying import (
     Check,
     backward,
@@ -54,14 +57,14 @@ def measure_whole(
     *,
     training: bool,
     budget_s: float,
-    predict: Callable[[float], float],
-    kept: Whole | None = None,
-    untimed: str = "",
+    predicted: float | NotMeasured,
+    kept: Kept[Whole] | None = None,
+    untimed: NotMeasured | None = None,
 ) -> Whole:
     """Welds, verifies, times, and undoes again. The model is unwelded, and in the right mode.
 
-    `predict` gives the gain that diagnosis allows, given what a step takes. With `kept`, or with a
-    reason why it cannot be, `untimed`, nothing is timed, but the numbers are verified.
+    `predicted` is the gain that diagnosis allows. With `kept`, or with a reason why it cannot be,
+    `untimed`, nothing is timed, but the numbers are verified.
     """
     expected = results(model, workload, training)
     truth = truth_of(model, workload, training)
@@ -73,71 +76,75 @@ def measure_whole(
         compared = compare_results(got, expected, truth, depth_of(model))
         check = Check.of(compared, truth.why_not_exact)
         del expected, truth, got
-        common: dict[str, Any] = {
-            "workload": workload.name,
-            "predicted": 0.0 if kept is None else kept.predicted,
-            "error_ratio": min(check.error_ratio, 1e30),
-            "against": check.against,
-        }
+        ratio = min(check.error_ratio, 1e30)
+        whole = Whole(
+            workload=workload.name,
+            verdict="not measured",
+            speed=UNASKED if untimed is None else untimed,
+            error_ratio=ratio if compared else NotMeasured("the model gives no numbers"),
+            against=check.against,
+            predicted=predicted,
+        )
         if compared and not check.ok:
-            return _unmeasured(common, f"wrong: {check.reason}")
+            return replace(whole, verdict="wrong", speed=NotMeasured(check.reason))
         if kept is not None:
-            return replace(kept, **common, remembered=True)
-        if untimed:
-            return _unmeasured(common, untimed)
+            return replace(
+                kept.record,
+                error_ratio=whole.error_ratio,
+                against=whole.against,
+                remembered=kept.at,
+            )
+        if untimed is not None:
+            return whole
         found = compare(
             FaceSide(original, [run]),
             FaceSide(welded, [run]),
             names=("eager", "welded"),
             budget_s=budget_s,
         )
-    common["predicted"] = predict(found.baseline_us if found.rounds else 0.0)
-    if found.rounds == 0:
-        return _unmeasured(common, found.reason)
-    whole = Whole(
-        **common,
-        verdict=found.verdict,
-        speedup=found.speedup,
-        interval=found.interval,
-        before_us=found.baseline_us,
-        after_us=found.candidate_us,
-        saved_us=saved_us(planned, found.baseline_us),
-        ceiling=0.0 if training else ceiling(model, decisions, run),
-        reason=found.reason if found.verdict == "not measured" else "",
-    )
+    speed = found.speed
+    whole = replace(whole, verdict=found.verdict, speed=speed)
+    if isinstance(speed, Speed):
+        whole = replace(whole, promised=promised(planned, speed.before_us))
+    if not training:
+        above = ceiling(model, decisions, run)
+        whole = replace(whole, ceiling=above.limit, time_share=above.share)
+    whole = _without_false_bounds(whole)
     if (kept_rounds := _rounds.get()) is not None:
         kept_rounds[whole] = found
     return whole
 
 
-def _unmeasured(common: dict[str, Any], reason: str) -> Whole:
-    return Whole(
-        **common,
-        verdict="wrong" if reason.startswith("wrong") else "not measured",
-        speedup=0.0,
-        interval=(0.0, 0.0),
-        before_us=0.0,
-        after_us=0.0,
-        saved_us=0.0,
-        ceiling=0.0,
-        reason=reason,
-    )
+def _without_false_bounds(whole: Whole) -> Whole:
+    """A bound that the measured gain has broken was wrong, and is not shown as one."""
+    if not isinstance(whole.speed, Speed):
+        return whole
+    broken: dict[str, Any] = {
+        name: NotMeasured(f"{bound:.2f}x was found, which is less than what was measured")
+        for name in ("predicted", "ceiling")
+        if not isinstance(bound := getattr(whole, name), NotMeasured)
+        and bound < whole.speed.speedup
+    }
+    return replace(whole, **broken)
 
 
-def saved_us(planned: Sequence[Planned], whole_us: float) -> float:
-    """What the blocks' own measurements add up to, of a step that takes `whole_us`.
+def promised(planned: Sequence[Planned], whole_us: float) -> float | NotMeasured:
+    """What the blocks' own measurements make of a step that takes `whole_us`, as a speed-up.
 
     Where the blocks, timed by themselves, took longer than the whole, their shares count.
     """
     before, saved = 0.0, 0.0
     for one in planned:
         for tuning in one.tunings:
-            best = tuning.best
-            if best is not None and best.speedup > 0:
-                taken = tuning.count * best.original_us
+            speed = tuning.best.speed if tuning.best is not None else None
+            if isinstance(speed, Speed):
+                taken = tuning.count * speed.before_us
                 before += taken
-                saved += taken * (1 - 1 / best.speedup)
-    return saved * min(1.0, whole_us / before) if before else 0.0
+                saved += taken * (1 - 1 / speed.speedup)
+    if not before:
+        return NotMeasured("no block was timed")
+    saved *= min(1.0, whole_us / before)
+    return whole_us / max(whole_us - saved, 1e-3 * whole_us)
 
 
 def runner(model: nn.Module, workload: Workload, training: bool) -> Callable[[], Any]:
