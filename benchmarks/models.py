@@ -23,6 +23,7 @@ from torchweld.benching.processes import MODEL_RUNTIMES, Stage, WorkerError, Wor
 from torchweld.benching.sources import Sized
 from torchweld.benching.timing import MIN_ROUNDS, paired
 from torchweld.benching.whole import MOST_ERROR
+from torchweld.speeds import Speed
 from torchweld.verifying import Truth, compare_results
 
 PEERS = ("compile", "compile-welded", "onnxruntime", "openvino")
@@ -143,8 +144,8 @@ def measure(stage: Stage, spot: Spot, peers: Sequence[str], seconds: float) -> R
             break
     for name, one in comparisons.items():
         result.verdict[name] = one.verdict
-        if one.rounds:
-            result.speed[name] = (one.speedup, *one.interval)
+        if isinstance(one.speed, Speed):
+            result.speed[name] = (one.speed.speedup, *one.speed.interval)
         else:
             result.refused[name] = f"not measured: {one.reason}"
     return result

@@ -22,6 +22,7 @@ import torch
 import torchweld as tw
 from torchweld.measuring import CallableSide
 from torchweld.models import MODELS
+from torchweld.not_measured import NotMeasured
 
 PLAN_S = 8.0
 # A comparison has as long as its rounds need, within limits: sides, control, and warming up.
@@ -144,10 +145,9 @@ def main() -> int:
     for i, sample in enumerate(samples(args.samples, args.seed)):
         for where, found in verdicts(sample, args.seed):
             counts[found.verdict] += 1
-            settled += found.interval[0] > TOLERATED
-            figure = "{:.2f} ({:.2f}–{:.2f})".format(found.speedup, *found.interval)
-            figure = found.reason if found.verdict == "not measured" else figure
-            print(f"{sample.name:7} {str(sample.dtype)[6:]:9} {where:26} {found.verdict}: {figure}")
+            settled += bool(found.interval) and found.interval[0] > TOLERATED
+            said = found.speed.reason if isinstance(found.speed, NotMeasured) else found.speed
+            print(f"{sample.name:7} {str(sample.dtype)[6:]:9} {where:26} {found.verdict}: {said}")
         left_s = (time.perf_counter() - begun_s) / (i + 1) * (args.samples - i - 1)
         print(f"  {i + 1} of {args.samples}, about {left_s / 60:.0f} min left", flush=True)
     total = sum(counts.values())

@@ -22,6 +22,7 @@ from torchweld.benching.timing import MIN_ROUNDS, paired
 from torchweld.benching.truth import Truth
 from torchweld.errors import TorchweldError
 from torchweld.measuring import Comparison, Side
+from torchweld.not_measured import NotMeasured
 
 # A burst of other work spoils the rounds it meets, and a comparison that cannot get enough of them
 # gives up early; in an hour some cells meet one. Each attempt takes longer than the one before.
@@ -53,10 +54,10 @@ class Parked:
                 f"processor time if left to run, {parked_ms:.1f} ms parked"
             )
         for name, comparison in self.beside.items():
-            low, high = comparison.interval
-            if not (low > 0.0 and math.isfinite(high)):
-                yield f"eager right after {name}: not measured, {comparison.reason}"
+            if isinstance(comparison.interval, NotMeasured):
+                yield f"eager right after {name}: {comparison.interval}"
                 continue
+            low, high = comparison.interval
             if low > 1 / CHECK_WITHIN and high < CHECK_WITHIN:
                 word = "equal"
             elif high < 1.0 or low > 1.0:
@@ -66,7 +67,8 @@ class Parked:
             span = f"{1 / high:.3f} to {1 / low:.3f}"
             ratio = 1.0 / comparison.speedup
             yield f"eager right after {name}: {ratio:.3f} of its time alone ({span}), {word}"
-        now_us = [c.baseline_us for c in self.beside.values() if math.isfinite(c.baseline_us)]
+        times = [comparison.baseline_us for comparison in self.beside.values()]
+        now_us = [us for us in times if not isinstance(us, NotMeasured)]
         if now_us:
             ratio = statistics.median(now_us) / self.alone_us
             yield (

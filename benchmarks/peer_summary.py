@@ -13,6 +13,7 @@ from peer_grid import BLOCKS, DTYPES, PEERS, Spot, grid, takes_part
 
 from torchweld.benching.cases import Mlp
 from torchweld.measuring import Comparison
+from torchweld.not_measured import NotMeasured
 
 EAGER_LEAST = 1.0
 EAGER_FEW_ROWS_MEAN = 3.0
@@ -63,12 +64,10 @@ class Cell:
 
     def ratio(self, peer: str) -> Ratio:
         comparison = self.comparisons[peer]
+        if isinstance(comparison.interval, NotMeasured):
+            return Ratio(value=math.nan, low=0.0, high=math.inf)
         low, high = comparison.interval
-        return Ratio(
-            value=1.0 / comparison.speedup,
-            low=1.0 / high,
-            high=1.0 / low if low > 0.0 else math.inf,
-        )
+        return Ratio(value=1.0 / comparison.speedup, low=1.0 / high, high=1.0 / low)
 
     @property
     def ratios(self) -> dict[str, Ratio]:
@@ -93,8 +92,10 @@ class Cell:
     def us(self, name: str) -> float:
         if name == "torchweld":
             longest = max(self.comparisons.values(), key=lambda c: c.rounds, default=None)
-            return math.nan if longest is None else longest.baseline_us
-        return self.comparisons[name].candidate_us
+            us = math.nan if longest is None else longest.baseline_us
+        else:
+            us = self.comparisons[name].candidate_us
+        return math.nan if isinstance(us, NotMeasured) else us
 
     @property
     def gflops(self) -> float:

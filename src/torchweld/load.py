@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchweld.not_measured import NotMeasured
@@ -21,17 +22,27 @@ WORTH_A_WORD = 0.15
 IDLE = (3, 4)
 
 
+class LoadMeter:
+    """From its making on: what others take while this process does something of its own."""
+
+    def __init__(self) -> None:
+        self._begun = _counters()
+
+    def busy_cores(self) -> float | NotMeasured:
+        """How many cores' worth of time others have taken since."""
+        now = _counters()
+        if isinstance(self._begun, NotMeasured) or isinstance(now, NotMeasured):
+            return NotMeasured("this system does not tell what its processors do")
+        elapsed_s = now.clock_s - self._begun.clock_s
+        others_s = (now.busy_s - self._begun.busy_s) - (now.own_s - self._begun.own_s)
+        return max(0.0, others_s / elapsed_s) if elapsed_s > 0 else 0.0
+
+
 def busy_cores(sample_s: float = SAMPLE_S) -> float | NotMeasured:
     """How many cores' worth of time others take, over a moment in which this process sleeps."""
-    try:
-        before_s, own_s = _busy_s(), _own_s()
-        begun_s = time.perf_counter()
-        time.sleep(sample_s)
-        elapsed_s = time.perf_counter() - begun_s
-        others_s = (_busy_s() - before_s) - (_own_s() - own_s)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return NotMeasured("this system does not tell what its processors do")
-    return max(0.0, others_s / elapsed_s)
+    meter = LoadMeter()
+    time.sleep(sample_s)
+    return meter.busy_cores()
 
 
 def load_words(busy: float | NotMeasured | None = None) -> str:
@@ -45,15 +56,26 @@ def load_words(busy: float | NotMeasured | None = None) -> str:
     )
 
 
-def _busy_s() -> float:
-    """Seconds that all processors together have been busy; what a guest was denied is among it."""
-    with STAT.open() as file:
-        # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user already.
-        ticks = [int(text) for text in file.readline().split()[1:9]]
-    busy = sum(ticks) - sum(ticks[column] for column in IDLE)
-    return busy / os.sysconf("SC_CLK_TCK")
+@dataclass(frozen=True, kw_only=True)
+class _Counters:
+    """Seconds: on the clock, that all processors together were busy, and that this process was."""
+
+    clock_s: float
+    busy_s: float
+    own_s: float
 
 
-def _own_s() -> float:
-    used = os.times()
-    return used.user + used.system
+def _counters() -> _Counters | NotMeasured:
+    try:
+        with STAT.open() as file:
+            # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user already.
+            ticks = [int(text) for text in file.readline().split()[1:9]]
+        busy = sum(ticks) - sum(ticks[column] for column in IDLE)
+        used = os.times()
+        return _Counters(
+            clock_s=time.perf_counter(),
+            busy_s=busy / os.sysconf("SC_CLK_TCK"),
+            own_s=used.user + used.system,
+        )
+    except (OSError, ValueError, IndexError, AttributeError):
+        return NotMeasured("this system does not tell what its processors do")

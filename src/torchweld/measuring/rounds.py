@@ -16,6 +16,7 @@ import numpy as np
 
 from torchweld.arguments import check_flags, check_number, check_whole, misfit
 from torchweld.errors import TorchweldError
+from torchweld.load import LoadMeter
 from torchweld.measuring.comparison import Comparison, Verdict
 from torchweld.measuring.sides import CacheFlush, Clock, Side, seconds_of
 from torchweld.measuring.statistics import Floats, complete_rounds, log_ratios
@@ -41,6 +42,10 @@ _RESOLUTIONS_PER_BLOCK = 1_000
 # A call that takes this long fills the caches itself, in a hundredth of its time or so.
 _FILLS_CACHES_S = 0.1
 _TRIES_PER_BLOCK = 2
+# Where others use this much of the machine, a block that took longer than this many times the best
+# is taken again, too, and the best of its tries counts: a thread that waits for a core at a barrier
+# is not seen as preempted. The same for all sides, so none gains by it.
+_BUSY_CORES, _BUSY_TRIES, _DISTURBED = 0.3, 4, 1.3
 
 _WARM_UP_SHARE = 0.2
 _WARM_UP_WINDOW = 5
@@ -118,10 +123,12 @@ class Run:
         first_s = [seconds_of(named.side, 1, named.name) for named in sides]
         self._deadline_s = settings.clock() + settings.budget_s
         limit_s = _WARM_UP_SHARE * settings.budget_s / len(sides)
+        meter = LoadMeter()
         baseline, *candidates = (
             self._warm_up(named, limit_s, call_s)
             for named, call_s in zip(sides, first_s, strict=True)
         )
+        self._busy = _is_busy(meter, settings.clock)
         self._columns = [baseline, *([baseline] if settings.control else []), *candidates]
         self._reference = [0, 1] if settings.control else [0]
         self._rows: list[list[float]] = []
@@ -193,12 +200,22 @@ class Run:
             column = self._columns[index]
             if self._settings.clock() > self._deadline_s:
                 return None
-            for _ in range(_TRIES_PER_BLOCK):
-                seconds = self._block_s(column.side, column.calls, column.name, column.call_s)
-                if not getattr(column.side, "preempted", False):
-                    row[index] = seconds / column.calls
-                    break
+            row[index] = self._tried_s(column) / column.calls
         return row
+
+    def _tried_s(self, column: _Column) -> float:
+        """The seconds of a block, taken again where it was disturbed; NaN if it is every time."""
+        best_s = math.nan
+        usual_s = _DISTURBED * column.call_s * column.calls
+        for _ in range(_BUSY_TRIES if self._busy else _TRIES_PER_BLOCK):
+            seconds = self._block_s(column.side, column.calls, column.name, column.call_s)
+            if not getattr(column.side, "preempted", False):
+                best_s = min(seconds, best_s if best_s == best_s else seconds)
+                if not self._busy or seconds <= usual_s:
+                    break
+            if self._settings.clock() > self._deadline_s:
+                break
+        return best_s
 
     def _block_s(self, side: Side, calls: int, name: str, call_s: float) -> float:
         """The seconds of one block, after emptying the caches or filling them with its own data.
@@ -301,6 +318,13 @@ class Run:
             f"{seen} fitted into {allowed_s:.3g} s, and they show no plain difference; give "
             f"budget_s={math.ceil(enough_s)}"
         )
+
+
+def _is_busy(meter: LoadMeter, clock: Clock) -> bool:
+    """Whether others use much of the machine; nothing real is known of an injected clock's."""
+    busy = meter.busy_cores()
+    real = clock is time.perf_counter
+    return real and not isinstance(busy, NotMeasured) and busy > _BUSY_CORES
 
 
 def _resolution_s(clock: Clock) -> float:

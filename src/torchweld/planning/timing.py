@@ -23,7 +23,7 @@ from torchweld.discovery.found import Block, Call
 from torchweld.errors import TorchweldError
 from torchweld.hardware import hardware
 from torchweld.marks import KEY
-from torchweld.measuring import Comparison, compare
+from torchweld.measuring import CallableSide, Comparison, compare
 from torchweld.measuring.rounds import FEWEST_ROUNDS
 from torchweld.measuring.verdicts import FEW_ROUNDS
 from torchweld.not_measured import NotMeasured
@@ -65,19 +65,16 @@ class Face:
             set_face(module, kind, joint)
 
 
-class FaceSide:
+class FaceSide(CallableSide):
     """A face as a side of a comparison: `calls` rounds through all modules."""
 
     def __init__(self, face: Face, runs: Sequence[Callable[[], object]]) -> None:
-        self._face, self._runs = face, runs
+        super().__init__(runs[0] if len(runs) == 1 else lambda: [run() for run in runs])
+        self._face = face
 
     def time(self, calls: int) -> float:
         self._face.show()
-        begun_s = time.perf_counter()
-        for _ in range(calls):
-            for run in self._runs:
-                run()
-        return time.perf_counter() - begun_s
+        return super().time(calls)
 
 
 @contextmanager
