@@ -11,6 +11,7 @@ import torch
 
 from torchweld.errors import TorchweldError
 from torchweld.models import hf
+from torchweld.models.hf import type_inside
 from torchweld.targets import resolve
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -111,6 +112,37 @@ def test_hf_types_run_on_their_default_inputs(text: str, kind: str, takes: int) 
 def test_hf_mistakes(text: str, message: str) -> None:
     with pytest.raises(TorchweldError, match=message):
         resolve(text)
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("bert-base-uncased", "bert"),
+        ("BERT-large", "bert"),
+        ("gpt2-medium", "gpt2"),
+        ("distilgpt2", "gpt2"),
+        ("meta-llama/Llama-3-8B", "llama"),
+        ("TinyLlama/TinyLlama-1.1B", "llama"),
+        ("distilbert-base-cased", "distilbert"),
+        ("google/vit-base-patch16-224", "vit"),
+        ("openai/clip-vit-base-patch32", "clip"),
+        ("EleutherAI/gpt-j-6b", "gptj"),
+        ("EleutherAI/gpt-neo-1.3B", "gpt_neo"),
+        ("google/gemma-2b", "gemma"),
+        ("google/gemma-2-9b", "gemma2"),
+        ("google/flan-t5-base", "t5"),
+        ("xlm-roberta-base?num_hidden_layers=2", "xlm-roberta"),
+    ],
+)
+def test_the_name_of_a_checkpoint_is_met_with_its_type(name: str, kind: str) -> None:
+    with pytest.raises(TorchweldError, match=rf"did you mean hf:{kind}\? .*nothing is downloaded"):
+        resolve(f"hf:{name}")
+
+
+@pytest.mark.parametrize("name", ["adopted", "org/abc-def", "lmsys/vicuna-7b", "", "/", "a//b"])
+def test_a_name_with_no_type_in_it_is_not_guessed(name: str) -> None:
+    assert type_inside(name, ["opt", "bert", "gpt2"]) is None
 
 
 @needs_transformers

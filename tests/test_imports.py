@@ -26,6 +26,7 @@ FOUNDATIONS = {
     "arguments": {"errors"},
     "cpuinfo": set(),
     "hardware": {"errors", "cpuinfo", "files", "records"},
+    "fingerprints": {"hardware", "records"},
     "not_measured": set(),
     "load": {"not_measured"},
     "records": {"errors", "not_measured", "texts"},

@@ -101,7 +101,7 @@ def test_a_full_disk_behind_stdout_is_said(arguments: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "torchweld: what it had to say is lost: No space left on device\n"
+    assert done.stderr == "torchweld: could not write the output: No space left on device\n"
 
 
 # One line meets the closed pipe when it is flushed; 2000 fill the pipe and meet it while writing.

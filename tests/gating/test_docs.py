@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ from typing import Any
 
 import click
 import pytest
+from tests.busy import busy_cores
 from tests.gating.comparisons import comparison
 from tests.gating.targets import write_model
 
 from torchweld.cli.main import cli, run
 from torchweld.gating import against, running
 from torchweld.gating.running import Rival
+from torchweld.not_measured import NotMeasured
 from torchweld.planning import planner
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -62,7 +65,7 @@ def test_every_step_of_the_workflow_is_found() -> None:
 def test_the_commands_of_the_workflow_run_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
-    """On main, then in a pull request that changes nothing; nothing is timed."""
+    """The target branch, then a pull request that changes nothing; nothing is timed."""
 
     @contextmanager
     def rivalry(here: against.Contender, other: against.Contender, *_: Any) -> Iterator[Rival]:
@@ -70,8 +73,8 @@ def test_the_commands_of_the_workflow_run_in_their_order(
         assert other.folder == tmp_path / "base"
         yield Rival(name="base", measure=lambda number: lambda: comparison(1.0))
 
-    def plan(model: Any, given: Any, *, quick: bool, **options: Any) -> Any:
-        assert quick
+    def plan(model: Any, given: Any, *, measure: bool, **options: Any) -> Any:
+        assert not measure
         return planner.plan(model, given, force=True, **options)
 
     monkeypatch.setattr(against, "rivalry", rivalry)
@@ -83,6 +86,48 @@ def test_the_commands_of_the_workflow_run_in_their_order(
     for text in scripts():
         for arguments in commands(text):
             assert run(arguments) == 0, arguments
+
+
+def called(name: str, *arguments: str, cwd: Path) -> None:
+    subprocess.run([name, *arguments], cwd=cwd, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A clone of a repository whose main has the model, with nothing changed."""
+    origin = tmp_path / "origin"
+    write_model(origin / "my")
+    called("git", "init", "-q", "-b", "main", cwd=origin)
+    called("git", "add", ".", cwd=origin)
+    author = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
+    called("git", *author, "commit", "-q", "-m", "A model", cwd=origin)
+    called("git", "clone", "-q", "origin", "work", cwd=tmp_path)
+    return tmp_path / "work"
+
+
+@BASH
+@pytest.mark.skipif(shutil.which("git") is None, reason="the workflow needs git")
+def test_the_workflow_passes_on_a_busy_runner(checkout: Path, tmp_path: Path) -> None:
+    """Every step as GitHub runs it, in processes, while others use all of the runner's cores."""
+    if isinstance(table := planner.table_here(), NotMeasured):
+        pytest.skip(f"nothing can be welded without timing: {table.reason}")
+    (tmp_path / "bin").mkdir()
+    shim = tmp_path / "bin" / "torchweld"
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m torchweld "$@"\n')
+    shim.chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{shim.parent}:{os.environ['PATH']}",
+        "TORCHWELD_HISTORY": str(checkout / ".torchweld" / "history.sqlite"),
+    }
+    with busy_cores(os.cpu_count() or 2):
+        for script in scripts()[1:]:  # all but the installation
+            text = re.sub(r"\$\{\{.*?\}\}", "main", script)
+            done = subprocess.run(
+                ["bash", "-e", "-c", text], cwd=checkout, env=env, capture_output=True, text=True
+            )
+            assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+            assert " 0 blocks welded" not in done.stdout
 
 
 @BASH

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.gating.comparisons import comparison
 from tests.gating.targets import EXTRA_COPY, NORM_BETWEEN, SLOWER_KERNEL, write_model
 
@@ -111,6 +112,14 @@ def test_the_command_that_is_given_accepts(folders: Path, gate: Gate) -> None:
     assert gate("copy", "--no-time")[0] == 0
 
 
+def test_a_long_command_to_paste_is_one_line(folders: Path, gate: Gate) -> None:
+    where = str(folders / ("x" * 120) / "history.sqlite")
+    gate("good", "--no-time", "--history", where, "--accept")
+    code, said = gate("copy", "--no-time", "--history", where)
+    assert code == 1
+    assert said.splitlines()[-1].endswith(f"--no-time --history {where} --accept")
+
+
 def test_a_counter_that_improved_passes_and_says_how_to_hold_it(folders: Path, gate: Gate) -> None:
     gate("copy", "--no-time", "--accept")
     code, said = gate("good", "--no-time")
@@ -200,6 +209,16 @@ def test_times_of_another_machine_are_not_compared_but_counters_are(gate: Gate) 
     assert gate("good", "--no-time")[0] == 0
     code, said = gate("copy")
     assert code == 1
+
+
+def test_what_differs_from_where_the_baseline_was_made_is_named(folders: Path, gate: Gate) -> None:
+    gate("good", "--accept", "--no-time")
+    torch.set_num_threads(2)
+    code, said = gate("good")
+    assert code == 2
+    said = " ".join(said.split())
+    assert "the baseline was measured elsewhere: made with 1 thread, 2 here; what would" in said
+    assert "--against-worktree FOLDER" in said
 
 
 def test_a_baseline_without_times_cannot_be_timed_against(folders: Path, gate: Gate) -> None:
@@ -378,6 +397,10 @@ def test_a_history_that_cannot_be_made_fails_before_anything_is_measured(
         (("--against", "gpt", "--no-time"), "--against names a rival to time against, which --no"),
         (("--against-worktree", ".", "--accept"), "which --accept does not do; leave one out"),
         (("--quick",), "--quick shortens the tuning of --accept"),
+        (("--budget", "5"), "--budget is for the tuning of --accept"),
+        (("--no-measure",), "--no-measure leaves out the tuning of --accept"),
+        (("--empty",), "--empty says what --accept may write"),
+        (("--accept", "--quick", "--no-measure"), "each say how long to tune; give one"),
     ],
 )
 def test_options_that_would_not_be_heard_are_refused(

@@ -18,8 +18,10 @@ import pytest
 from torchweld import hardware
 from torchweld.errors import TorchweldError
 from torchweld.history import History, Recording, fingerprint_here, of_comparison, store
+from torchweld.history.comparing import figures_of
 from torchweld.history.samples import to_comparison
 from torchweld.measuring import compare
+from torchweld.not_measured import NotMeasured
 
 NOBODY = 65534
 
@@ -55,6 +57,17 @@ def test_what_was_kept_is_read_again(path: Path) -> None:
         assert run.cells[1].data == {"speedup": 2.5}
         assert run.cells[1].samples == {"log_ratios": (0.4, 0.5)}
         assert run.created.endswith("+00:00")
+
+
+def test_a_figure_that_was_not_measured_is_kept_with_its_reason(path: Path) -> None:
+    with History.open(path, create=True) as history:
+        run = begin(history)
+        run.add("cell", {"fused": {"speedup": NotMeasured("too busy"), "eager_us": 3.0}})
+        run.finish()
+    with History.open(path) as history:
+        (cell,) = history.runs()[0].cells
+    assert cell.data == {"fused": {"speedup": {"not_measured": "too busy"}, "eager_us": 3.0}}
+    assert [one.label for one in figures_of(cell)] == ["fused eager_us"]
 
 
 def test_a_run_says_where_it_was_measured(path: Path) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import click
 
 from torchweld.cli.bench import bench
+from torchweld.cli.complaints import complain
 from torchweld.cli.diff import diff
 from torchweld.cli.fuse import fuse
 from torchweld.cli.gate import gate_verb
@@ -49,13 +51,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(arguments, prog_name="torchweld", standalone_mode=False)
         sys.stdout.flush()
     except TorchweldError as error:
-        click.echo(f"torchweld: {error}", err=True)
+        complain(f"torchweld: {error}")
         return 2
     except click.exceptions.Abort:
-        click.echo("torchweld: interrupted", err=True)
+        complain("torchweld: interrupted")
         return 130
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        complain(said.getvalue().rstrip("\n"))
         return 2
     except BrokenPipeError:  # the reader (head, less) has gone
         _discard_output()
@@ -64,7 +68,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         _discard_output()
-        click.echo(f"torchweld: what it had to say is lost: {error.strerror}", err=True)
+        complain(f"torchweld: could not write the output: {error.strerror}")
         return 2
     return code if isinstance(code, int) else 0
 

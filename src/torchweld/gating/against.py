@@ -18,6 +18,7 @@ import torch
 
 from torchweld.benching.processes import Stage, WorkerError
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.gating.advice import COUNTERS_ALONE
 from torchweld.gating.running import Rival
 from torchweld.gating.subject import Clock
 from torchweld.gating.timing import Measure, compare_sides
@@ -56,7 +57,9 @@ def rivalry(
         )
     with Stage(torch.get_num_threads(), runtimes=RUNTIMES) as stage:
         for reason in stage.start([THIS, OTHER]).values():
-            raise NotMeasuredError(f"a process to time in did not start: {reason}")
+            raise NotMeasuredError(
+                f"a process to time in did not start: {reason}; what would help: {COUNTERS_ALONE}"
+            )
         text = json.dumps(to_plain(plan), allow_nan=False)
         for name, one in ((THIS, here), (OTHER, other)):
             _ask(stage, one, name, "load", str(one.folder), one.target, inputs, training, text)

@@ -8,10 +8,12 @@ from typing import Literal
 
 from torchweld.discovery.found import Refusal
 from torchweld.gating.counters import NAMES, Counters
+from torchweld.not_measured import NotMeasured
 
 Verdict = Literal["as before", "slower", "faster", "not measured"]
 
 PASSED, FAILED, UNDECIDED = 0, 1, 2
+UNTIMED = NotMeasured("nothing was timed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +48,25 @@ class LostBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeVerdict:
-    """Wall time of one workload. A speed-up is against `against`; 0 where none was measured."""
+    """Wall time of one workload; a speed-up is against `against`.
+
+    baseline_speedup, baseline_interval: None where the baseline's times are not asked, but those of
+    a rival in the same rounds
+    remedies: what would help where the verdict is "not measured", with options to paste
+    """
 
     workload: str
     verdict: Verdict
     reason: str
     against: str
-    speedup: float = 0.0
-    interval: tuple[float, float] = (0.0, 0.0)
-    noise: float | None = None
-    baseline_speedup: float = 0.0
-    baseline_interval: tuple[float, float] = (0.0, 0.0)
+    speedup: float | NotMeasured = UNTIMED
+    interval: tuple[float, float] | NotMeasured = UNTIMED
+    noise: float | NotMeasured = UNTIMED
+    baseline_speedup: float | NotMeasured | None = None
+    baseline_interval: tuple[float, float] | NotMeasured | None = None
     tolerance: float = 0.0
     measured: int = 0  # comparisons made here
+    remedies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

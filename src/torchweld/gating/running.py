@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from torchweld import hardware
+from torchweld.fingerprints import taken_here
+from torchweld.gating.advice import COUNTERS_ALONE, Effort
 from torchweld.gating.baseline import Baseline
 from torchweld.gating.counters import count_step
 from torchweld.gating.fresh import compare_afresh
+from torchweld.gating.held import held_by, refuse_empty, unheld_lines
 from torchweld.gating.outcome import Outcome, TimeVerdict, changes_of, lost_blocks
 from torchweld.gating.subject import Clock, Subject
 from torchweld.gating.timing import (
@@ -23,9 +26,9 @@ from torchweld.gating.timing import (
     undecided,
 )
 from torchweld.gating.welding import Fit, both_faces, fit_of
-from torchweld.history import fingerprint_here
 from torchweld.inputs import Workload
 from torchweld.planning.plan import Plan
+from torchweld.planning.planner import BUDGET_S, QUICK_S
 from torchweld.planning.planner import plan as make_plan
 from torchweld.planning.timing import Face
 from torchweld.verifying import put_back
@@ -46,21 +49,27 @@ class Rival:
 
 
 def accept(
-    subject: Subject, *, clock: Clock | None, quick: bool = False, progress: Progress
+    subject: Subject, *, clock: Clock | None, effort: Effort | None = None, progress: Progress
 ) -> Baseline:
-    """Plans the model and measures what a baseline holds; without a `clock` no times."""
+    """Plans the model and measures what a baseline holds; without a `clock` no times.
+
+    Raises where nothing would be welded, NotMeasuredError if that is for want of a measurement.
+    """
     model, training = subject.model, subject.training
-    made = make_plan(
-        model,
-        subject.given,
-        training=training,
-        quick=quick,
-        progress=lambda doing, share: progress(doing, 0.7 * share),
-    )
+    effort = effort or Effort()
+    made = _planned(subject, effort, progress)
     fit = fit_of(model, made)
     with put_back(model, training), both_faces(model, fit) as faces:
         progress("counting", 0.75)
         counters = count_step(model, subject.given, training)
+        tuning_s = effort.budget_s or (QUICK_S if effort.quick else BUDGET_S)
+        refuse_empty(
+            held_by(made, counters),
+            made,
+            counters,
+            empty=effort.empty,
+            remedies=effort.remedies(tuning_s),
+        )
         times: list[KeptTime] = []
         if clock is not None and fit.decisions:
             for i, workload in enumerate(subject.workloads):
@@ -68,8 +77,20 @@ def accept(
                 here = _here(subject, faces, workload, clock)
                 afresh = _afresh(subject, made, i, clock)
                 measures = [here, *([afresh] * (COMPARISONS - 1))]
-                times.append(kept_time(workload.name, measures, clock.tolerance))
+                times.append(kept_time(workload.name, measures, clock))
     return Baseline(plan=made, counters=counters, times=tuple(times))
+
+
+def _planned(subject: Subject, effort: Effort, progress: Progress) -> Plan:
+    return make_plan(
+        subject.model,
+        subject.given,
+        training=subject.training,
+        measure=effort.measure,
+        quick=effort.quick,
+        budget_s=effort.budget_s,
+        progress=lambda doing, share: progress(doing, 0.7 * share),
+    )
 
 
 def _here(subject: Subject, faces: tuple[Face, Face], workload: Workload, clock: Clock) -> Measure:
@@ -114,9 +135,7 @@ def gate(
     if clock is not None and rival is not None:
         for i, workload in enumerate(subject.workloads):
             progress(f"timing {workload.name}", 0.3 + 0.7 * i / len(subject.workloads))
-            times.append(
-                against_other(workload.name, rival.name, rival.measure(i), clock.tolerance)
-            )
+            times.append(against_other(workload.name, rival.name, rival.measure(i), clock))
     return Outcome(
         baseline=name,
         what=subject.what,
@@ -144,32 +163,34 @@ def _times(
     for i, workload in enumerate(subject.workloads):
         why_not, kept = _why_not(baseline, workload.name), baseline.time(workload.name)
         if why_not or kept is None:
-            found.append(undecided(workload.name, why_not, clock.tolerance))
+            remedies = (*_OTHERWISE, COUNTERS_ALONE)
+            found.append(undecided(workload.name, why_not, clock.tolerance, remedies))
             continue
         progress(f"timing {workload.name}", 0.3 + 0.7 * i / len(subject.workloads))
         here = _here(subject, faces, workload, clock)
         afresh = _afresh(subject, baseline.plan, i, clock)
-        found.append(against_history(kept, here, afresh, clock.tolerance))
+        found.append(against_history(kept, here, afresh, clock))
     return found
+
+
+# What to do where the baseline has no time that now can be compared with.
+_OTHERWISE = (
+    "--accept (a new baseline, with times of this machine)",
+    "--against-worktree FOLDER (time against a checkout of main, in one run)",
+)
 
 
 def _why_not(baseline: Baseline, workload: str) -> str:
     """Why a time of now says nothing beside the baseline's; "" if it does."""
     before = baseline.fingerprint
     if before is not None and before.key != hardware.fingerprint():
-        said = "; ".join(before.differences(fingerprint_here())) or "the set-up"
-        return (
-            f"the baseline was measured elsewhere: {said}. Accept one on this machine, compare in "
-            "one run with --against or --against-worktree, or leave time out with --no-time"
-        )
+        said = "; ".join(before.since(taken_here())) or "its set-up is not that of here"
+        return f"the baseline was measured elsewhere: {said}"
     if not baseline.times:
-        return (
-            "the baseline was accepted without times; accept it again with them, or leave them "
-            "out with --no-time"
-        )
+        return "the baseline was accepted without times"
     if baseline.time(workload) is None:
         there = ", ".join(one.workload for one in baseline.times)
-        return f"the baseline has no time for these inputs, but for {there}; accept it again"
+        return f"the baseline has no time for these inputs, but for {there}"
     return ""
 
 
@@ -181,6 +202,10 @@ def _notes(baseline: Baseline, fit: Fit, clock: Clock | None) -> list[str]:
             f"the baseline was made with torch {before.torch}, this is {torch.__version__}: "
             "counters may differ for that reason alone"
         )
-    if clock is not None and not fit.decisions and not baseline.plan.decisions:
-        found.append("the baseline welds nothing, so there is no wall time to compare")
+    if not baseline.counters.welded:
+        timeless = ", so there is no wall time to compare" if clock is not None else ""
+        found.append(f"the baseline welds nothing{timeless}, and holds the model to little")
+    unheld = unheld_lines(held_by(baseline.plan, baseline.counters))
+    if unheld:
+        found.append(f"of the baseline's blocks {'; '.join(unheld)}")
     return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from torchweld.figures import counted, signed, size
 from torchweld.gating.baseline import Baseline
 from torchweld.gating.counters import NAMES
+from torchweld.gating.held import held_by, unheld_lines
 from torchweld.gating.outcome import Change, LostBlock, Outcome, TimeVerdict
+from torchweld.not_measured import NotMeasured
 from torchweld.paths import grouped_paths
 
 WORDS = {0: "passed", 1: "FAILED", 2: "not measured"}
@@ -48,7 +50,7 @@ def _counter_lines(found: Outcome) -> Iterator[str]:
         inside = [change for change in of_it if change.module]
         yield from (f"  {counter}: {_change(change)}" for change in step)
         if inside and not step:
-            yield f"  {counter}: the same in all, but not where they were"
+            yield f"  {counter}: total unchanged, but moved between modules"
         if any(change.worse for change in step) and not inside:
             yield "    in the model's own forward, outside its modules"
         yield from (f"    in {line}" for line in _alike(inside))
@@ -84,26 +86,37 @@ def _change(change: Change) -> str:
 def _time_line(one: TimeVerdict) -> str:
     head = f"wall time, {one.workload}: {one.verdict}"
     if one.verdict == "not measured":
-        return f"{head}: {one.reason}"
-    low, high = one.interval
-    figures = f"{one.speedup:.3f} ({low:.3f}–{high:.3f}) times the speed of {one.against}"
-    if one.baseline_speedup:
-        low, high = one.baseline_interval
-        figures += f", in the baseline {one.baseline_speedup:.3f} ({low:.3f}–{high:.3f})"
-    noise = "" if one.noise is None else f"; noise floor {one.noise:.1%}"
+        help_ = f"; what would help: {'; '.join(one.remedies)}" if one.remedies else ""
+        return f"{head}: {one.reason}{help_}"
+    figures = f"{_speedup(one.speedup, one.interval)} times the speed of {one.against}"
+    if one.baseline_speedup is not None and one.baseline_interval is not None:
+        figures += f", in the baseline {_speedup(one.baseline_speedup, one.baseline_interval)}"
+    noise = "" if isinstance(one.noise, NotMeasured) else f"; noise floor {one.noise:.1%}"
     return f"{head}: {figures}: {one.reason}{noise}"
+
+
+def _speedup(speedup: float | NotMeasured, interval: tuple[float, float] | NotMeasured) -> str:
+    if isinstance(speedup, NotMeasured) or isinstance(interval, NotMeasured):
+        return str(speedup if isinstance(speedup, NotMeasured) else interval)
+    low, high = interval
+    return f"{speedup:.3f} ({low:.3f}–{high:.3f})"
 
 
 def accepted_lines(name: str, what: str, found: Baseline, path: str) -> Iterator[str]:
     """What a new baseline holds."""
-    yield f"accepted {name}, {what}: {counted(len(found.counters.welded), 'block')} welded"
+    held = held_by(found.plan, found.counters)
+    welded, *others = [f"{counted(len(held.welded), 'block')} welded", *unheld_lines(held)]
+    if held.unmeasured or held.unknown:
+        welded, *others = f"{welded}; {others[0]}", *others[1:]
+    yield f"accepted {name}, {what}: {welded}"
+    yield from (f"  {line}" for line in others)
     figures = [f"{counter} {_figure(counter, found)}" for counter in NAMES]
     yield f"counters of a step: {', '.join(figures)}"
     for kept in found.times:
-        low, high = kept.interval
+        figure = _speedup(kept.speedup, kept.interval)
         yield (
-            f"wall time, {kept.workload}: {kept.speedup:.3f} ({low:.3f}–{high:.3f}) times the "
-            f"speed of the model with welding disabled; noise floor {kept.noise:.1%}"
+            f"wall time, {kept.workload}: {figure} times the speed of the model with welding "
+            f"disabled; noise floor {kept.noise:.1%}"
         )
     if not found.times:
         yield "no wall time: a gate compares counters alone"
@@ -116,16 +129,28 @@ def _figure(counter: str, found: Baseline) -> str:
 
 
 def outcome_data(found: Outcome) -> dict[str, Any]:
-    data = asdict(found)
-    data["changes"] = [{**asdict(change), "worse": change.worse} for change in found.changes]
+    """With a `NotMeasured` where no figure is; `encoded` makes {"not_measured": reason} of it."""
+    data = {one.name: getattr(found, one.name) for one in fields(found)}
+    data["changes"] = [{**_flat(change), "worse": change.worse} for change in found.changes]
+    data["lost"] = [_flat(one) for one in found.lost]
+    data["times"] = [_flat(one) for one in found.times]
     return {"verdict": WORDS[found.code].lower(), "code": found.code, **data}
 
 
+def _flat(record: Change | LostBlock | TimeVerdict) -> dict[str, Any]:
+    return {one.name: getattr(record, one.name) for one in fields(record)}
+
+
 def accepted_data(name: str, what: str, found: Baseline) -> dict[str, Any]:
+    held = held_by(found.plan, found.counters)
     return {
         "baseline": name,
         "what": what,
-        "welded": list(found.counters.welded),
+        "blocks": list(held.blocks),
+        "welded": list(held.welded),
+        "unmeasured": held.unmeasured,
+        "unknown": held.unknown,
+        "partly_unmeasured": held.partly,
         "counters": {counter: found.counters.step(counter) for counter in NAMES},
         "times": [
             {

@@ -11,16 +11,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from torchweld.errors import NotMeasuredError
 from torchweld.figures import duration
+from torchweld.gating.advice import clock_remedies, without_advice
 from torchweld.gating.outcome import TimeVerdict, Verdict
+from torchweld.gating.subject import Clock
 from torchweld.inputs import Workload
 from torchweld.measuring import CallableSide, Comparison, compare
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.timing import Face
 from torchweld.planning.whole import runner
 
@@ -36,7 +39,7 @@ SAME_STATE = 0.10
 TRIES = 2
 
 Measure = Callable[[], Comparison]
-Look = Callable[[Comparison], tuple[Verdict, str]]
+Look = Callable[["Comparison", "Seen"], tuple[Verdict, str]]
 
 
 # ---- measuring ----
@@ -82,15 +85,48 @@ def compare_sides(
     )
 
 
-def too_wide(found: Comparison, tolerance: float) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The figures of a comparison that has them."""
+
+    speedup: float
+    interval: tuple[float, float]
+    eager_us: float
+
+
+def seen_in(found: Comparison) -> Seen | NotMeasured:
+    """What was measured, or that nothing was; whatever the verdict is."""
+    speedup, interval, eager_us = found.speedup, found.interval, found.baseline_us
+    if (
+        isinstance(speedup, NotMeasured)
+        or isinstance(interval, NotMeasured)
+        or isinstance(eager_us, NotMeasured)
+        or not all(0 < figure < math.inf for figure in (speedup, *interval, eager_us))
+    ):
+        return NotMeasured(without_advice(found.reason)[0] or "no round was timed")
+    return Seen(speedup=speedup, interval=interval, eager_us=eager_us)
+
+
+def too_wide(interval: tuple[float, float], tolerance: float) -> str:
     """Why an interval is of no use where a change by the tolerance is the question; "" if it is."""
-    low, high = found.interval
+    low, high = interval
     if math.log(high / low) / 2 <= math.log1p(tolerance):
         return ""
     return (
         f"the speed-up lies somewhere in {low:.3f} to {high:.3f}, too wide for a tolerance of "
-        f"{tolerance:.1%}; the machine is busy, or needs more seconds"
+        f"{tolerance:.1%}"
     )
+
+
+def usable(found: Comparison, tolerance: float) -> Seen | NotMeasured:
+    """What was measured, if that is enough to tell a change by the tolerance."""
+    seen = seen_in(found)
+    if found.verdict == "not measured":
+        return NotMeasured(without_advice(found.reason)[0])
+    if isinstance(seen, NotMeasured):
+        return seen
+    why_not = too_wide(seen.interval, tolerance)
+    return NotMeasured(why_not) if why_not else seen
 
 
 # ---- what a baseline keeps ----
@@ -106,54 +142,59 @@ class KeptTime:
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file: only what was measured is kept."""
         for one in self.comparisons:
-            figures = (one.speedup, *one.interval, one.baseline_us)
-            if not all(0 < figure < math.inf for figure in figures):
+            if isinstance(seen_in(one), NotMeasured):
                 yield f"has the speed-up {one.speedup} in {one.interval}; expected are times"
 
     @property
+    def seen(self) -> list[Seen]:
+        found = [seen_in(one) for one in self.comparisons]
+        return [one for one in found if not isinstance(one, NotMeasured)]
+
+    @property
     def speedup(self) -> float:
-        return statistics.median_low(one.speedup for one in self.comparisons)
+        return statistics.median_low(one.speedup for one in self.seen)
 
     @property
     def interval(self) -> tuple[float, float]:
-        lows, highs = zip(*(one.interval for one in self.comparisons), strict=True)
+        lows, highs = zip(*(one.interval for one in self.seen), strict=True)
         return min(lows), max(highs)
 
     @property
     def noise(self) -> float:
         """What is not to be told from chance: within a comparison, or between them."""
-        speedups = [one.speedup for one in self.comparisons]
-        within = max(one.noise or 0.0 for one in self.comparisons)
-        return max(within, max(speedups) / min(speedups) - 1.0)
+        speedups = [one.speedup for one in self.seen]
+        between = max(speedups) / min(speedups) - 1.0
+        within = (one.noise for one in self.comparisons)
+        return max([between, *(one for one in within if not isinstance(one, NotMeasured))])
 
-    def other_state(self, now: Comparison) -> str:
+    def other_state(self, now: Seen) -> str:
         """How the machine differs from what it was, by the model's own code; "" if it does not."""
-        before_us = [one.baseline_us for one in self.comparisons]
+        before_us = [one.eager_us for one in self.seen]
         low_us, high_us = min(before_us) / (1 + SAME_STATE), max(before_us) * (1 + SAME_STATE)
-        if low_us <= now.baseline_us <= high_us:
+        if low_us <= now.eager_us <= high_us:
             return ""
         return (
-            f"the speed-up is smaller, but {ITSELF} takes {duration(now.baseline_us)} now and took "
+            f"the speed-up is smaller, but {ITSELF} takes {duration(now.eager_us)} now and took "
             f"{duration(statistics.median(before_us))} in the baseline: the machine is in another "
-            "state, or the model's own code changed, so the two do not compare; try again, or use "
-            "--against-worktree"
+            "state, or the model's own code changed, so the two do not compare"
         )
 
 
-def kept_time(workload: str, measures: Sequence[Measure], tolerance: float) -> KeptTime:
+def kept_time(workload: str, measures: Sequence[Measure], clock: Clock) -> KeptTime:
     """What a baseline keeps; raises NotMeasuredError where a comparison is of no use, twice."""
     found: list[Comparison] = []
     for measure in measures:
         for _ in range(TRIES):
             one = measure()
-            why_not = one.reason if one.verdict == "not measured" else too_wide(one, tolerance)
-            if not why_not:
+            seen = usable(one, clock.tolerance)
+            if not isinstance(seen, NotMeasured):
                 break
         else:
+            assert isinstance(seen, NotMeasured)
+            wanted_s = without_advice(one.reason)[1]
             raise NotMeasuredError(
-                f"no baseline was written: the wall time of {workload!r} was not measured, "
-                f"{why_not}; try again, give --seconds more, or accept counters alone with "
-                "--no-time"
+                f"no baseline was written: the wall time of {workload!r} was {seen}; what would "
+                f"help: {'; '.join(clock_remedies(clock, wanted_s))}"
             )
         found.append(one)
     return KeptTime(workload=workload, comparisons=tuple(found))
@@ -162,97 +203,124 @@ def kept_time(workload: str, measures: Sequence[Measure], tolerance: float) -> K
 # ---- judging ----
 
 
-def against_history(
-    kept: KeptTime, measure: Measure, again: Measure, tolerance: float
-) -> TimeVerdict:
+def against_history(kept: KeptTime, measure: Measure, again: Measure, clock: Clock) -> TimeVerdict:
     """Whether the speed-up over the model's own code is what it was, on the same machine."""
     low, high = kept.interval
 
-    def look(found: Comparison) -> tuple[Verdict, str]:
-        change = found.speedup / kept.speedup - 1.0
-        if found.interval[1] < low and change < -tolerance:
-            if other := kept.other_state(found):
+    def look(_: Comparison, now: Seen) -> tuple[Verdict, str]:
+        change = now.speedup / kept.speedup - 1.0
+        if now.interval[1] < low and change < -clock.tolerance:
+            if other := kept.other_state(now):
                 return "not measured", other
             return "slower", f"the speed-up is {-change:.1%} smaller"
-        if found.interval[0] > high and change > tolerance:
+        if now.interval[0] > high and change > clock.tolerance:
             return "faster", f"the speed-up is {change:.1%} larger"
         return "as before", f"the speed-up changed by {change:+.1%}"
 
-    return _judged(kept.workload, ITSELF, measure, again, look, tolerance, kept)
+    judged = _judged(kept.workload, ITSELF, measure, again, look, clock)
+    noise = judged.noise if isinstance(judged.noise, float) else 0.0
+    return replace(
+        judged,
+        noise=max(noise, kept.noise),
+        baseline_speedup=kept.speedup,
+        baseline_interval=kept.interval,
+    )
 
 
-def against_other(workload: str, other: str, measure: Measure, tolerance: float) -> TimeVerdict:
+def against_other(workload: str, other: str, measure: Measure, clock: Clock) -> TimeVerdict:
     """Whether this model is as fast as another one, which ran in the same rounds."""
 
-    def look(found: Comparison) -> tuple[Verdict, str]:
-        if found.verdict == "slower" and 1.0 / found.speedup > 1.0 + tolerance:
-            return "slower", f"it takes {1.0 / found.speedup - 1.0:.1%} longer"
-        if found.verdict == "faster" and found.speedup > 1.0 + tolerance:
-            return "faster", f"it is {found.speedup - 1.0:.1%} faster"
+    def look(found: Comparison, now: Seen) -> tuple[Verdict, str]:
+        if found.verdict == "slower" and 1.0 / now.speedup > 1.0 + clock.tolerance:
+            return "slower", f"it takes {1.0 / now.speedup - 1.0:.1%} longer"
+        if found.verdict == "faster" and now.speedup > 1.0 + clock.tolerance:
+            return "faster", f"it is {now.speedup - 1.0:.1%} faster"
         return "as before", "no difference beyond noise and tolerance"
 
-    return _judged(workload, other, measure, measure, look, tolerance)
+    return _judged(workload, other, measure, measure, look, clock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What one comparison says; of a second one, where the first could not tell."""
+
+    found: Comparison
+    seen: Seen | NotMeasured
+    verdict: Verdict
+    reason: str
 
 
 def _judged(
-    workload: str,
-    against: str,
-    measure: Measure,
-    again: Measure,
-    look: Look,
-    tolerance: float,
-    kept: KeptTime | None = None,
+    workload: str, against: str, measure: Measure, again: Measure, look: Look, clock: Clock
 ) -> TimeVerdict:
     """Slower only if two comparisons in a row say so."""
-
-    def tried(measure: Measure) -> tuple[Comparison, Verdict, str]:
-        """What a comparison says; of a second one, where the first cannot tell."""
-        for _ in range(TRIES):
-            found = measure()
-            verdict, reason = _seen(found, look, tolerance)
-            if verdict != "not measured":
-                break
-        return found, verdict, reason
-
-    found, verdict, reason = tried(measure)
-    count = 1
-    if verdict == "slower":
-        first, count = found.speedup, 2
-        found, verdict, reason = tried(again)
-        if verdict == "slower":
-            reason += f", beyond noise and the tolerance of {tolerance:.1%}, in two comparisons"
-        elif verdict != "not measured":
-            reason += f"; a first comparison said {first:.3f}, the second one did not"
+    tried = first = _tried(measure, look, clock.tolerance)
+    reason, count = tried.reason, 1
+    if first.verdict == "slower":
+        tried, count = _tried(again, look, clock.tolerance), 2
+        assert isinstance(first.seen, Seen)
+        if tried.verdict == "slower":
+            beyond = f"beyond noise and the tolerance of {clock.tolerance:.1%}"
+            reason = f"{tried.reason}, {beyond}, in two comparisons"
+        else:
+            said = f"a first comparison said {first.seen.speedup:.3f}, slower"
+            could = "could not tell" if tried.verdict == "not measured" else "did not"
+            reason = f"{tried.reason}; {said}, and the second one {could}"
+    seen = tried.seen
+    unmeasured = tried.verdict == "not measured"
+    wanted_s = without_advice(tried.found.reason)[1]
     return TimeVerdict(
         workload=workload,
-        verdict=verdict,
+        verdict=tried.verdict,
         reason=reason,
         against=against,
-        speedup=found.speedup if found.rounds else 0.0,
-        interval=found.interval if found.rounds else (0.0, 0.0),
-        noise=found.noise if kept is None else max(found.noise or 0.0, kept.noise),
-        baseline_speedup=0.0 if kept is None else kept.speedup,
-        baseline_interval=(0.0, 0.0) if kept is None else kept.interval,
-        tolerance=tolerance,
+        speedup=seen if isinstance(seen, NotMeasured) else seen.speedup,
+        interval=seen if isinstance(seen, NotMeasured) else seen.interval,
+        noise=_noise(tried),
+        tolerance=clock.tolerance,
         measured=count,
+        remedies=clock_remedies(clock, wanted_s) if unmeasured else (),
     )
+
+
+def _noise(tried: Tried) -> float | NotMeasured:
+    return tried.seen if isinstance(tried.seen, NotMeasured) else tried.found.noise
+
+
+def _tried(measure: Measure, look: Look, tolerance: float) -> Tried:
+    for _ in range(TRIES):
+        found = measure()
+        verdict, reason = _seen(found, look, tolerance)
+        if verdict != "not measured":
+            break
+    return Tried(found=found, seen=seen_in(found), verdict=verdict, reason=reason)
 
 
 def _seen(found: Comparison, look: Look, tolerance: float) -> tuple[Verdict, str]:
     """A clear difference may have any interval; "as before" needs a narrow one."""
-    if found.verdict == "not measured":
-        return "not measured", found.reason.replace("budget_s", "--seconds")  # as typed here
-    verdict, reason = look(found)
-    why_not = too_wide(found, tolerance) if verdict == "as before" else ""
+    seen = seen_in(found)
+    if found.verdict == "not measured" or isinstance(seen, NotMeasured):
+        return "not measured", without_advice(found.reason)[0] or "no round was timed"
+    verdict, reason = look(found, seen)
+    why_not = too_wide(seen.interval, tolerance) if verdict == "as before" else ""
     return ("not measured", why_not) if why_not else (verdict, reason)
 
 
-def undecided(workload: str, reason: str, tolerance: float) -> TimeVerdict:
-    """A workload whose time cannot be compared at all."""
+def undecided(
+    workload: str, reason: str, tolerance: float, remedies: tuple[str, ...]
+) -> TimeVerdict:
+    """A workload whose time cannot be compared with the baseline's at all."""
+    why = NotMeasured(reason)
     return TimeVerdict(
         workload=workload,
         verdict="not measured",
         reason=reason,
         against=ITSELF,
+        speedup=why,
+        interval=why,
+        noise=why,
+        baseline_speedup=why,
+        baseline_interval=why,
         tolerance=tolerance,
+        remedies=remedies,
     )

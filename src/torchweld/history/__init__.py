@@ -4,8 +4,9 @@
 What was added is on disk when `add` returns, whatever happens to the process afterwards.
 """
 
+from torchweld.fingerprints import Fingerprint
 from torchweld.history.places import history_path
-from torchweld.history.runs import Fingerprint, Kind, Run, RunCell, fingerprint_here, target_words
+from torchweld.history.runs import Kind, Run, RunCell, fingerprint_here, target_words
 from torchweld.history.samples import of_comparison
 from torchweld.history.store import History, Recording
 

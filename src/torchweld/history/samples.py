@@ -14,6 +14,8 @@ from typing import Any
 
 from torchweld.errors import TorchweldError
 from torchweld.measuring import Comparison
+from torchweld.not_measured import NotMeasured
+from torchweld.records import to_plain
 
 LOG_RATIOS = "log_ratios"
 CONTROL = "control_log_ratios"
@@ -33,13 +35,18 @@ def to_comparison(data: Mapping[str, Any], samples: Mapping[str, Sequence[float]
 
 
 def encoded(value: Any, where: str) -> str:
-    """As JSON. A float that JSON cannot hold becomes "nan", "inf" or "-inf"."""
+    """As JSON. A float that JSON cannot hold becomes "nan", "inf" or "-inf".
+
+    A `NotMeasured` becomes `{"not_measured": reason}`, as in every other file.
+    """
     return json.dumps(_plain(value, where), allow_nan=False, separators=(",", ":"))
 
 
 def _plain(value: Any, where: str) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, NotMeasured):
+        return to_plain(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -37,6 +37,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 16,
     },
 }
+# Of a type that is looked for inside words; shorter ones, such as opt, are in too many.
+LEAST_PART = 4
+MOST_NAME = 200  # characters of a name that are looked at
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -145,7 +148,9 @@ def _dtype(name: Any, text: str) -> torch.dtype | None:
 def _type_config(transformers: Any, name: str, values: Mapping[str, Any], text: str) -> Any:
     types = list(transformers.CONFIG_MAPPING)
     if name not in types:
-        near = get_close_matches(name, types, n=3, cutoff=0.5)
+        inside = type_inside(name, types)
+        own = name.rpartition("/")[2].lower()
+        near = [inside] if inside else get_close_matches(own, types, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(f'hf:{n}' for n in near)}? " if near else ""
         raise TorchweldError(
             f"unknown model type or folder {name!r}; {hint}transformers "
@@ -158,6 +163,30 @@ def _type_config(transformers: Any, name: str, values: Mapping[str, Any], text: 
     # Made with the values rather than changed: sizes that follow from others are worked out once.
     with _told(f"'hf:{text}'"):
         return transformers.AutoConfig.for_model(name, **values)
+
+
+def type_inside(name: str, types: Sequence[str]) -> str | None:
+    """The longest type that stands in the name of a checkpoint, as `bert` in bert-base-uncased.
+
+    Separators do not count: gpt-j-6b is of type gptj. Whole words come before parts of words, so
+    that gemma-2b is gemma, not gemma2; and what stands behind the owner's / before the owner.
+    """
+    owner, _, own = name.rpartition("/")
+    for text in (own, owner):
+        words = [word.lower() for word in re.split(r"[-_./\s]+", text[-MOST_NAME:]) if word]
+        runs = {
+            "".join(words[i:j]): i for j in range(len(words), 0, -1) for i in range(j - 1, -1, -1)
+        }
+        plain = {one: re.sub(r"[-_.]", "", one.lower()) for one in types}
+        whole = [one for one in types if plain[one] in runs]
+        parts = [
+            one
+            for one in types
+            if len(plain[one]) >= LEAST_PART and any(plain[one] in word for word in words)
+        ]
+        if found := whole or parts:
+            return max(found, key=lambda one: (len(plain[one]), -runs.get(plain[one], 0)))
+    return None
 
 
 def _folder_config(transformers: Any, folder: Path, values: Mapping[str, Any], text: str) -> Any:

@@ -8,6 +8,7 @@ decides nothing alone.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block
 from torchweld.discovery.rereading import Rereader, differences
 from torchweld.errors import TorchweldError
+from torchweld.fingerprints import taken_here
 from torchweld.marks import plain_root
 from torchweld.planning.plan import Plan, Planned
 from torchweld.planning.tuning import Group, Key, verify_choice
@@ -55,12 +57,22 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     """What differs between here and where the plan was made."""
     found = []
     if plan.fingerprint != hardware.fingerprint():
-        found.append("it was made on another machine, or for other threads or kernels")
+        found += _elsewhere(plan)
     if plan.torch != torch.__version__:
         found.append(f"it was made for torch {plan.torch}, this is {torch.__version__}")
     if plan.structure != structure_of(model):
         found.append(f"it was made for another {plan.model}: names, shapes or types differ")
     return found
+
+
+def _elsewhere(plan: Plan) -> list[str]:
+    """How the machine and its set-up differ, as far as the plan says; torch is compared apart."""
+    there, here = plan.made_on, taken_here()
+    if there is not None and there.key == plan.fingerprint:
+        words = replace(there, torch=here.torch).since(here)
+        if words or there.torch == plan.torch != here.torch:
+            return [f"it was {one}" for one in words]
+    return ["it was made on another machine, or for other threads or kernels"]
 
 
 def read_again(model: nn.Module, plan: Plan) -> tuple[list[Decision], dict[str, str]]:

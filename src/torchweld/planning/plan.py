@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from torchweld.decisions import Choice, Decision
 from torchweld.discovery.found import Block, Refusal
+from torchweld.fingerprints import Fingerprint
 from torchweld.not_measured import NotMeasured
 from torchweld.planning import earlier
 from torchweld.records import Bounds, Count, Length, Measured, Positive, Ratio, Word
@@ -211,6 +212,7 @@ class Plan:
     table: str | None = None  # the table that decided, in words, where times were not measured
     busy: str = ""  # what else ran on the machine meanwhile, in words; "" for nothing
     notices: tuple[str, ...] = ()
+    made_on: Fingerprint | None = None  # the words behind `fingerprint`; none in older plans
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -251,7 +253,8 @@ class Plan:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        for name, default in (("flops_share", UNASKED), ("table", None), ("busy", "")):
+        absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None}
+        for name, default in absent.items():
             self.__dict__.setdefault(name, default)
 
     def save(self, path: str | os.PathLike[str]) -> None:

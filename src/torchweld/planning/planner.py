@@ -31,6 +31,7 @@ from torchweld.discovery.cloning import clone_to_run
 from torchweld.discovery.finding import find, rebound
 from torchweld.discovery.found import Blocks
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.fingerprints import taken_here
 from torchweld.inputs import Workload, as_workloads
 from torchweld.known_speeds import SpeedTable, load_table
 from torchweld.load import load_words
@@ -288,6 +289,7 @@ def _plan_of(
         refused=blocks.refused,
         forced=force,
         notices=blocks.notices,
+        made_on=taken_here(),
     )
 
 
