@@ -31,6 +31,7 @@ FOUNDATIONS = {
     "load": {"not_measured"},
     "records": {"errors", "not_measured", "texts"},
     "files": {"errors", "arguments"},
+    "speeds": {"records"},
     "saved": {"errors", "files", "records"},
     "figures": set(),
 }

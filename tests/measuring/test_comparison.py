@@ -1,14 +1,14 @@
 """The result: its sentence, and JSON there and back."""
 
-import dataclasses
 import json
-import math
 from typing import Any
 
 import pytest
 
 from torchweld.errors import TorchweldError
 from torchweld.measuring import Comparison
+from torchweld.not_measured import NotMeasured
+from torchweld.speeds import Speed
 
 
 def comparison(**changed: Any) -> Comparison:
@@ -36,12 +36,15 @@ def comparison(**changed: Any) -> Comparison:
     return Comparison(**{**values, **changed})
 
 
+WHY = "3 of 20 rounds that a verdict needs fitted into 3 s, and they show no plain difference"
 UNMEASURED = comparison(
     verdict="not measured",
-    reason="20 rounds of about 1 s do not fit into the 3 s allowed; give budget_s=38 or more",
-    speedup=math.nan,
-    interval=(0.0, math.inf),
-    noise=None,
+    reason=WHY,
+    speedup=NotMeasured(WHY),
+    interval=NotMeasured(WHY),
+    baseline_us=NotMeasured(WHY),
+    candidate_us=NotMeasured(WHY),
+    noise=NotMeasured(WHY),
 )
 
 
@@ -64,7 +67,7 @@ def test_reads_as_a_sentence(result: Comparison, sentence: str) -> None:
     assert str(result) == sentence
 
 
-@pytest.mark.parametrize("result", [comparison(), comparison(noise=None), comparison(rounds=0)])
+@pytest.mark.parametrize("result", [comparison(), UNMEASURED, comparison(rounds=0)])
 def test_json_round_trip(result: Comparison) -> None:
     assert Comparison.from_json(result.to_json()) == result
 
@@ -72,9 +75,31 @@ def test_json_round_trip(result: Comparison) -> None:
 def test_what_was_not_measured_survives_strict_json() -> None:
     text = UNMEASURED.to_json()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    loaded = Comparison.from_json(text)
-    assert math.isnan(loaded.speedup)
-    assert dataclasses.replace(loaded, speedup=1.0) == dataclasses.replace(UNMEASURED, speedup=1.0)
+    assert Comparison.from_json(text) == UNMEASURED
+
+
+def test_speed_is_known_only_with_a_verdict() -> None:
+    speed = comparison().speed
+    assert isinstance(speed, Speed)
+    assert (speed.speedup, speed.before_us) == (1.47, 147.0)
+    wide = comparison(verdict="not measured", reason="too wide")
+    assert wide.speed == NotMeasured("too wide")
+    assert UNMEASURED.speed == NotMeasured(WHY)
+
+
+def test_what_the_first_version_wrote_still_loads() -> None:
+    old = {
+        **UNMEASURED.to_dict(),
+        "version": 1,
+        "speedup": "nan",
+        "interval": [0.0, "inf"],
+        "baseline_us": "nan",
+        "candidate_us": "nan",
+        "noise": None,
+    }
+    assert Comparison.from_dict(old) == UNMEASURED
+    measured = {**comparison().to_dict(), "version": 1}
+    assert Comparison.from_dict(measured) == comparison()
 
 
 @pytest.mark.parametrize(

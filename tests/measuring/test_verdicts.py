@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from torchweld.measuring.statistics import Floats
-from torchweld.measuring.verdicts import ALPHA, EARLY_ALPHA, EARLY_LOOKS, LAST_ALPHA, judge
+from torchweld.measuring.verdicts import (
+    ALPHA,
+    EARLY_ALPHA,
+    EARLY_LOOKS,
+    FEW_ROUNDS,
+    LAST_ALPHA,
+    judge,
+    judge_few,
+)
 
 
 def spread(centre: float, sigma: float, rounds: int = 100) -> Floats:
@@ -56,7 +64,7 @@ def test_a_difference_within_the_noise_of_the_baseline_is_not_measured() -> None
 
 
 def test_a_baseline_that_differs_from_itself_is_not_measured() -> None:
-    verdict, settled, reason = verdict_of(spread(0.3, 0.005), spread(0.04, 0.005))
+    verdict, settled, reason = verdict_of(spread(0.1, 0.005), spread(0.04, 0.005))
     assert (verdict, settled) == ("not measured", False)
     assert "differed from itself by 4.1%" in reason
 
@@ -119,3 +127,71 @@ def test_a_difference_that_is_surely_enough_is_settled_however_wide_its_interval
     assert verdict_of(wide, QUIET, enough=2.0)[:2] == ("faster", False)
     assert verdict_of(-wide, QUIET, enough=0.15)[:2] == ("slower", True)
     assert verdict_of(spread(0.0, 0.4), QUIET, enough=0.15)[0] == "not measured"
+
+
+# ---- few rounds ----
+
+
+def noise_of(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Log-times of one side, in some way that a machine can be noisy; none of it small."""
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    if kind == "exponential":
+        return rng.exponential(size=shape)
+    if kind == "heavy":
+        return np.abs(rng.standard_cauchy(shape))
+    jitter = 0.02 * rng.standard_normal(shape)
+    if kind == "two levels":  # now and then a whole time slice is lost
+        return (rng.random(shape) < 0.5) + jitter
+    return rng.integers(0, 4, shape) + jitter
+
+
+@pytest.mark.parametrize("kind", ["normal", "exponential", "heavy", "two levels", "four levels"])
+def test_few_rounds_hardly_ever_see_a_difference_that_is_not_there(kind: str) -> None:
+    """Over all looks from the fifth round to the nineteenth; they add little to `ALPHA`."""
+    rng = np.random.default_rng(7)
+    series, wrong = 4000, 0
+    first, second, other = (noise_of(kind, rng, (series, 19)) for _ in range(3))
+    for a, again, b in zip(first, second, other, strict=True):
+        looks = (
+            judge_few((a - b)[:n], (a - again)[:n], threshold=0.01, enough=None)
+            for n in range(FEW_ROUNDS, 20)
+        )
+        wrong += any(looks)
+    assert wrong <= ALPHA / 5 * series
+
+
+def test_few_rounds_tell_a_plain_difference() -> None:
+    ratios, control = spread(math.log(3.0), 0.1, rounds=6), spread(0.0, 0.1, rounds=6)
+    few = judge_few(ratios, control, threshold=0.01, enough=0.15)
+    assert few is not None
+    assert (few.verdict, few.settled) == ("faster", True)
+    low, high = few.log_interval
+    assert low < math.log(3.0) < high
+    slower = judge_few(-ratios, control, threshold=0.01, enough=None)
+    assert slower is not None
+    assert (slower.verdict, slower.settled) == ("slower", False)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "control"),
+    [
+        (spread(0.05, 0.05, rounds=6), spread(0.0, 0.05, rounds=6)),  # within their own range
+        (spread(0.5, 0.01, rounds=6), spread(0.0, 0.8, rounds=6)),  # within the baseline's noise
+        (spread(1.0, 0.01, rounds=4), spread(0.0, 0.01, rounds=4)),  # too few by all means
+    ],
+)
+def test_few_rounds_that_cannot_tell_say_nothing(ratios: Floats, control: Floats) -> None:
+    assert judge_few(ratios, control, threshold=0.01, enough=None) is None
+
+
+def test_one_disturbed_round_of_nine_does_not_hide_a_plain_difference() -> None:
+    ratios = np.append(spread(1.0, 0.05, rounds=8), -2.0)
+    control = np.append(spread(0.0, 0.05, rounds=8), 3.0)
+    few = judge_few(ratios, control, threshold=0.01, enough=None)
+    assert few is not None
+    assert few.verdict == "faster"
+
+
+def test_a_plain_difference_is_told_though_the_baseline_differs_from_itself() -> None:
+    assert verdict_of(spread(0.7, 0.005), spread(0.04, 0.005))[0] == "faster"

@@ -1,7 +1,7 @@
 """The result of a paired comparison: a verdict on one candidate against the baseline, with proof.
 
 `Comparison` prints as one sentence and saves to JSON and loads again, raw log-ratios included, so
-that every figure in it can be computed anew.
+that every figure in it can be computed anew. A figure that was not measured is a `NotMeasured`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any, Literal
 
 from torchweld.errors import TorchweldError
 from torchweld.files import parse_json
+from torchweld.not_measured import NotMeasured
 from torchweld.records import Count, Measured, Ratio, from_plain, short, to_plain
+from torchweld.speeds import Speed
 from torchweld.texts import clean
 
 Verdict = Literal["faster", "slower", "same", "not measured"]
 
 _KIND = "torchweld.comparison"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,33 +32,36 @@ class Comparison:
     baseline, candidate: the names of the sides
     verdict:             what is known of the candidate, at this threshold
     reason:              why, in one sentence
-    speedup:             baseline time / candidate time, the median over rounds (NaN without rounds)
+    speedup:             baseline time / candidate time, the median over rounds
     interval:            where the true speedup lies, early looks accounted for
     confidence:          how sure that is
     rounds, discarded:   rounds used, and rounds dropped because the processor was taken away
     baseline_us, candidate_us: the median time of one call
     noise:               how far from 1, as a fraction, the baseline against itself may be, by the
-                         same interval in the same rounds (None without control)
+                         same interval in the same rounds
     threshold:           the smallest change that counts
     cold:                whether the caches were emptied before every call
     threads:             the threads torch had
     elapsed_s:           what the comparison took, first calls included
     log_ratios:          log(baseline / candidate) of each round
     control_log_ratios:  log(baseline / baseline again) of each round
+
+    Without rounds enough for any verdict the figures are `NotMeasured`. Where there were enough and
+    the verdict is "not measured" all the same, they are what was seen; `speed` never is.
     """
 
     baseline: str
     candidate: str
     verdict: Verdict
     reason: str
-    speedup: Ratio
-    interval: tuple[Measured, Measured]
+    speedup: Ratio | NotMeasured
+    interval: tuple[Measured, Measured] | NotMeasured
     confidence: float
     rounds: Count
     discarded: Count
-    baseline_us: Ratio
-    candidate_us: Ratio
-    noise: Measured | None
+    baseline_us: Ratio | NotMeasured
+    candidate_us: Ratio | NotMeasured
+    noise: Measured | NotMeasured
     threshold: float
     cold: bool
     threads: Count
@@ -68,18 +73,33 @@ class Comparison:
     def __str__(self) -> str:
         return clean(self._sentence())
 
+    @property
+    def speed(self) -> Speed | NotMeasured:
+        """What is known of the candidate's speed; the reason, where the verdict is none."""
+        figures = (self.speedup, self.interval, self.baseline_us, self.candidate_us)
+        speedup, interval, before_us, after_us = figures
+        if (
+            self.verdict == "not measured"
+            or isinstance(speedup, NotMeasured)
+            or isinstance(interval, NotMeasured)
+            or isinstance(before_us, NotMeasured)
+            or isinstance(after_us, NotMeasured)
+        ):
+            return NotMeasured(self.reason)
+        return Speed(speedup=speedup, interval=interval, before_us=before_us, after_us=after_us)
+
     def _sentence(self) -> str:
-        low, high = self.interval
-        if self.verdict == "faster":
-            figures = f"{self.speedup:.2f} ({low:.2f}-{high:.2f})"
-            return f"{self.candidate} ran {figures} times faster than {self.baseline}"
+        speed = self.speed
+        if isinstance(speed, NotMeasured):
+            return f"{self.candidate} against {self.baseline}: not measured, {self.reason}"
+        low, high = speed.interval
         if self.verdict == "slower":
-            figures = f"{_inverse(self.speedup)} ({_inverse(high)}-{_inverse(low)})"
+            figures = f"{1 / speed.speedup:.2f} ({1 / high:.2f}-{1 / low:.2f})"
             return f"{self.candidate} ran {figures} times slower than {self.baseline}"
-        if self.verdict == "same":
-            figures = f"{self.speedup:.2f} ({low:.2f}-{high:.2f})"
-            return f"{self.candidate} ran as fast as {self.baseline}, {figures}"
-        return f"{self.candidate} against {self.baseline}: not measured, {self.reason}"
+        figures = f"{speed.speedup:.2f} ({low:.2f}-{high:.2f})"
+        if self.verdict == "faster":
+            return f"{self.candidate} ran {figures} times faster than {self.baseline}"
+        return f"{self.candidate} ran as fast as {self.baseline}, {figures}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON. A float that JSON cannot hold becomes "nan", "inf" or "-inf"."""
@@ -95,6 +115,8 @@ class Comparison:
         if not isinstance(data, Mapping):
             raise TorchweldError(f"the comparison is a {type(data).__name__}, no object")
         given = data.get("kind"), data.get("version")
+        if given == (_KIND, 1):
+            data, given = _from_first(data), (_KIND, _VERSION)
         if given != (_KIND, _VERSION):
             raise TorchweldError(
                 f"kind and version are {' and '.join(map(short, given))}, and must be {_KIND!r} "
@@ -111,5 +133,17 @@ class Comparison:
         return cls.from_dict(parse_json(text))
 
 
-def _inverse(value: float) -> str:
-    return f"{1 / value:.2f}" if value else "inf"
+def _from_first(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of version 1, which had no NotMeasured but NaN, infinities and None."""
+    found = dict(data)
+    because = {"not_measured": str(data.get("reason", ""))}
+    unknown = ("nan", "inf", "-inf")
+    for name in ("speedup", "baseline_us", "candidate_us"):
+        if found.get(name) in unknown:
+            found[name] = because
+    ends = found.get("interval")
+    if isinstance(ends, (list, tuple)) and any(end in (*unknown, 0) for end in ends):
+        found["interval"] = because
+    if "noise" in found and found["noise"] in (None, *unknown):
+        found["noise"] = because
+    return found

@@ -75,7 +75,8 @@ def compare(
     candidate gives a `Comparison`, several give a list of them, in order, from shared rounds.
 
     names:      of the baseline and each candidate, for the sentences
-    min_rounds: the fewest rounds a verdict may rest on, at least 20
+    min_rounds: the fewest rounds a verdict may rest on, at least 20; a plain difference, such as
+                one of three times, is told from 5 if more do not fit, or if `enough` is given
     budget_s:   seconds for each candidate, warm-up included, the first call of each side not; the
                 run ends earlier once everything is settled
     threshold:  the smallest change that counts as one

@@ -16,17 +16,20 @@ import numpy as np
 
 from torchweld.arguments import check_flags, check_number, check_whole, misfit
 from torchweld.errors import TorchweldError
-from torchweld.measuring.comparison import Comparison
+from torchweld.measuring.comparison import Comparison, Verdict
 from torchweld.measuring.sides import CacheFlush, Clock, Side, seconds_of
 from torchweld.measuring.statistics import Floats, complete_rounds, log_ratios
 from torchweld.measuring.verdicts import (
     ALPHA,
     EARLY_ALPHA,
     EARLY_LOOKS,
+    FEW_ROUNDS,
     LAST_ALPHA,
     Judgement,
     judge,
+    judge_few,
 )
+from torchweld.not_measured import NotMeasured
 
 FEWEST_ROUNDS = 20
 MOST_ROUNDS = 5_000
@@ -43,7 +46,7 @@ _WARM_UP_SHARE = 0.2
 _WARM_UP_WINDOW = 5
 _FLAT_WITHIN = 0.0025
 
-# From this share of the budget on, a run that will not see half the rounds it needs is given up.
+# From this share of the budget on, a run that will not see half of the fewest rounds is given up.
 _HOPELESS_FROM = 0.125
 
 
@@ -122,6 +125,7 @@ class Run:
         self._columns = [baseline, *([baseline] if settings.control else []), *candidates]
         self._reference = [0, 1] if settings.control else [0]
         self._rows: list[list[float]] = []
+        self._rounds_from_s = settings.clock()
 
     def results(self) -> list[Comparison]:
         """Times rounds until every candidate has its verdict or the budget is spent."""
@@ -129,7 +133,7 @@ class Run:
         order = np.random.default_rng(self._settings.seed)
         candidates = range(len(self._reference), len(self._columns))
         found: dict[int, Comparison] = {}
-        start_s = clock()
+        start_s = self._rounds_from_s
         window_s = max(self._deadline_s - start_s, 0.0)
         looks = 0
         while len(found) < len(candidates):
@@ -158,14 +162,17 @@ class Run:
         seconds_RS = np.array(self._rows).reshape(-1, len(self._columns))
         used_RS = complete_rounds(seconds_RS, [*self._reference, column])
         rounds, discarded = len(used_RS), len(seconds_RS) - len(used_RS)
+        ratios = log_ratios(used_RS, column)
+        control = log_ratios(used_RS, 1) if settings.control else None
         if rounds < settings.min_rounds:
-            hopeless = share >= _HOPELESS_FROM and rounds / share < settings.min_rounds / 2
-            if not (last or hopeless):
-                return None
-            return self._comparison(column, used_RS, discarded, None)
+            few = judge_few(ratios, control, threshold=settings.threshold, enough=settings.enough)
+            hopeless = share >= _HOPELESS_FROM and rounds / share < FEW_ROUNDS / 2
+            if last or hopeless or (few is not None and few.settled):
+                return self._comparison(column, used_RS, discarded, few)
+            return None
         judgement = judge(
-            log_ratios(used_RS, column),
-            log_ratios(used_RS, 1) if settings.control else None,
+            ratios,
+            control,
             threshold=settings.threshold,
             precision=settings.precision,
             enough=settings.enough,
@@ -237,26 +244,34 @@ class Run:
         rounds = len(used_RS)
         ratios = log_ratios(used_RS, column)
         control = log_ratios(used_RS, 1) if settings.control else np.empty(0)
-        if judgement is None:
-            log_speedup = float(np.median(ratios)) if rounds else math.nan
-            low, high, noise = -math.inf, math.inf, None
-        else:
-            log_speedup = judgement.log_speedup
-            (low, high), noise = judgement.log_interval, judgement.log_noise
-        medians_s = np.median(used_RS[:, [0, column]], axis=0) if rounds else (math.nan, math.nan)
+        verdict: Verdict = "not measured"
+        reason = self._too_few(rounds, discarded)
+        unknown = NotMeasured(reason)
+        speedup: float | NotMeasured = unknown
+        interval: tuple[float, float] | NotMeasured = unknown
+        noise: float | NotMeasured = unknown
+        times_us: list[float | NotMeasured] = [unknown, unknown]
+        if judgement is not None:
+            verdict, reason = judgement.verdict, judgement.reason
+            speedup = math.exp(judgement.log_speedup)
+            interval = math.exp(judgement.log_interval[0]), math.exp(judgement.log_interval[1])
+            noise = NotMeasured("the baseline was not timed against itself")
+            if judgement.log_noise is not None:
+                noise = math.expm1(judgement.log_noise)
+            times_us = [1e6 * float(np.median(used_RS[:, side])) for side in (0, column)]
         return Comparison(
             baseline=self._columns[0].name,
             candidate=self._columns[column].name,
-            verdict=judgement.verdict if judgement else "not measured",
-            reason=judgement.reason if judgement else self._too_few(rounds, discarded),
-            speedup=math.exp(log_speedup),
-            interval=(math.exp(low), math.exp(high)),
+            verdict=verdict,
+            reason=reason,
+            speedup=speedup,
+            interval=interval,
             confidence=1.0 - ALPHA,
             rounds=rounds,
             discarded=discarded,
-            baseline_us=float(medians_s[0]) * 1e6,
-            candidate_us=float(medians_s[1]) * 1e6,
-            noise=math.expm1(noise) if noise is not None else None,
+            baseline_us=times_us[0],
+            candidate_us=times_us[1],
+            noise=noise,
             threshold=settings.threshold,
             cold=settings.cold,
             threads=settings.threads,
@@ -268,20 +283,23 @@ class Run:
 
     def _too_few(self, rounds: int, discarded: int) -> str:
         needed = self._settings.min_rounds
+        seen = f"{rounds} of {needed} rounds that a verdict needs"
         if discarded > rounds:
             return (
                 f"only {rounds} of {rounds + discarded} rounds ran undisturbed, and {needed} are "
                 "needed: other processes, or more threads than cores, took the processor away; "
                 "stop them, or lower the number of threads"
             )
-        round_s = sum(column.cost_s for column in self._columns)
         candidates = len(self._columns) - len(self._reference)
         allowed_s = self._settings.budget_s / candidates
-        # Rounds cost more than their blocks where sides live in other processes.
+        round_s = sum(column.cost_s for column in self._columns)
+        if rounds:  # what they really took: more than their blocks, where others run too
+            spent_s = self._settings.clock() - self._rounds_from_s
+            round_s = max(round_s, spent_s / (rounds + discarded))
         enough_s = max(1.5 * needed * round_s / (1.0 - _WARM_UP_SHARE) / candidates, 2 * allowed_s)
         return (
-            f"{needed} rounds of about {round_s:.2g} s do not fit into the {allowed_s:.3g} s "
-            f"allowed for each candidate; give budget_s={enough_s:.2g} or more"
+            f"{seen} fitted into {allowed_s:.3g} s, and they show no plain difference; give "
+            f"budget_s={math.ceil(enough_s)}"
         )
 
 

@@ -3,6 +3,9 @@
 A candidate is faster or slower only if its interval excludes 1, and the change exceeds both the
 practical threshold and what the baseline shows against itself. It is the same only if the interval
 is narrow enough to exclude any change that matters. Everything else is not measured.
+
+A plain difference needs few rounds: `judge_few` has an interval of its own for them, which is wide,
+and says nothing but faster or slower.
 """
 
 import math
@@ -11,13 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchweld.measuring.comparison import Verdict
-from torchweld.measuring.statistics import Floats, median_interval
+from torchweld.measuring.statistics import Floats, few_interval, median_interval
 
 # The looks at the data share the chance of error: five early ones a tenth each, the last one half.
 ALPHA = 0.01
 EARLY_LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 EARLY_ALPHA = ALPHA / 2 / len(EARLY_LOOKS)
 LAST_ALPHA = ALPHA / 2
+
+# The fewest rounds that can show a plain difference; without a control there is less to go by. What
+# such verdicts add to the chance of error is small beside ALPHA: see `few_interval`.
+FEW_ROUNDS, FEW_ROUNDS_ALONE = 5, 8
+# A difference that is surely so many times what the baseline shows against itself is a difference
+# on a machine that is not steady, too.
+PLAIN = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +81,8 @@ def judge(
 
     excludes_one = low > 0.0 or high < 0.0
     span = f"{math.exp(low):.3f} to {math.exp(high):.3f}"
-    if drift > smallest / 2:
+    plain = noise is not None and max(low, -high) > PLAIN * noise
+    if drift > smallest / 2 and not plain:
         return judgement(
             "not measured",
             f"the baseline differed from itself by {_percent(drift)} in the same rounds; "
@@ -103,6 +114,30 @@ def judge(
         f"the speedup lies somewhere in {span}, too wide to tell a change of {threshold:.1%}; "
         "a quieter machine or a larger budget_s is needed",
         False,
+    )
+
+
+def judge_few(
+    ratios: Floats, control: Floats | None, *, threshold: float, enough: float | None
+) -> Judgement | None:
+    """The verdict of a few rounds on a difference that is plain; None where they cannot tell.
+
+    It is settled if the difference surely exceeds `enough`.
+    """
+    if len(ratios) < (FEW_ROUNDS_ALONE if control is None else FEW_ROUNDS):
+        return None
+    low, high = few_interval(ratios, control)
+    least = max(low, -high)  # of the difference, whichever way; negative if 1 is inside
+    if least <= math.log1p(threshold):
+        return None
+    span = f"{math.exp(low):.3f} to {math.exp(high):.3f}"
+    return Judgement(
+        verdict="faster" if low > 0.0 else "slower",
+        reason=f"the difference is plain: after {len(ratios)} rounds the speedup lies in {span}",
+        log_speedup=float(np.median(ratios)),
+        log_interval=(low, high),
+        log_noise=None if control is None else float(np.max(np.abs(control))),
+        settled=enough is not None and least > math.log1p(enough),
     )
 
 
