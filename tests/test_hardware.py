@@ -263,6 +263,19 @@ def test_where_only_torch_has_the_instruction_its_products_count_too(
     assert len(asked) == 2
 
 
+def test_peaks_hold_for_the_types_that_are_asked_for(
+    two_threads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = hardware.peaks(measure=True)
+    assert measured is not None
+    faster = fake_compiled()
+    faster.probe_native = lambda dtype, threads, seconds: 300.0 if dtype == "bfloat16" else 0.0
+    monkeypatch.setattr(hardware, "compiled_part", lambda: faster)
+    assert hardware.holds(measured)
+    assert hardware.holds(measured, ("float32", "int8"))
+    assert not hardware.holds(measured, ("float32", "bfloat16"))
+
+
 def test_peaks_of_another_method_are_not_used(two_threads: Path) -> None:
     measured = hardware.peaks(measure=True)
     assert measured is not None

@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -293,14 +293,19 @@ def read_gbps_now(working_set_bytes: int, threads: int) -> float | None:
     return float(compiled.probe_read(size, threads, PROBE_SECONDS))
 
 
-def holds(kept: Peaks) -> bool:
-    """Whether a short probe stays below `kept`: peaks taken while the machine was busy do not."""
+def holds(kept: Peaks, dtypes: Iterable[str] = ("float32",)) -> bool:
+    """Whether short probes stay below `kept`: peaks taken while the machine was busy do not."""
     compiled = compiled_part()
     threads = torch.get_num_threads()
-    peak = kept.fma_gflops("float32", threads)
-    if compiled is None or peak is None:
+    if compiled is None:
         return True
-    return bool(compiled.probe_fma("float32", threads, PROBE_SECONDS) < TOLERATED_EXCESS * peak)
+    for dtype in dtypes:
+        peak = kept.fma_gflops(dtype, threads)
+        if peak is None:
+            continue
+        if _fma_gflops(compiled, dtype, threads, PROBE_SECONDS) >= TOLERATED_EXCESS * peak:
+            return False
+    return True
 
 
 def _method() -> str:

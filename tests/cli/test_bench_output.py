@@ -148,8 +148,30 @@ def test_nothing_measured_is_exit_code_2_with_the_reason(bench: Bencher, fake: F
     code, out, _ = bench(*SMALL, "--backend", "torch")
     assert code == 2
     assert "not measured: 3 × 8→16→4 gelu fp32: because we say so" in squeezed(out)
-    assert squeezed(out).endswith("torch: nothing was measured.")
+    said = "torch: nothing was measured; on this machine --seconds 6 may help."
+    assert squeezed(out).endswith(said)
     assert "3.20" not in out  # as a speed-up is shown; times have one digit less
+
+
+def test_a_verdict_on_anybody_is_exit_code_0(bench: Bencher, fake: FakeCompare) -> None:
+    fake.verdicts["torch"] = "not measured"
+    code, out, _ = bench(*SMALL, "--backend", "torch,reference")
+    assert code == 0
+    assert "torch: nothing was measured; on this machine --seconds 6" in squeezed(out)
+    assert "3.20" in out
+
+
+def test_a_run_in_which_nothing_was_measured_is_kept_and_shown(
+    bench: Bencher, fake: FakeCompare, tmp_path: Path
+) -> None:
+    fake.verdict = "not measured"
+    runs = tmp_path / "runs.sqlite"
+    code, _, err = bench(*SMALL, "--backend", "torch", "--save", "main", "--history", str(runs))
+    assert (code, err) == (2, "")
+    with History.open(runs) as history:
+        (kept,) = history.runs("main")
+        assert kept.summary["mean"] == {"not_measured": "no cell was measured"}
+        assert kept.cells[0].data["torch"]["speedup"] == {"not_measured": "because we say so"}
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])

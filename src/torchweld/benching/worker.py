@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import math
 import os
 import signal
 import statistics
@@ -42,6 +43,9 @@ LEAST_FLUSH_BYTES = 64 << 20
 # What is not compared, but stands beside the times: blocks of calls, each of about so long.
 COST_BLOCKS, COST_BLOCK_S = 9, 500e-6
 CPU_S = 20e-3
+# A call that takes no more than so many times what it takes with nothing to compute is timed in
+# turn with that: noise between two moments would be larger than what tells them apart.
+NEAR = 4.0
 
 
 class Flush:
@@ -148,41 +152,59 @@ class Server:
 
         ops, buffers: as they reach the dispatcher
         host_us:      what a call takes that has nothing to compute
+        host_share:   the same, to a call in the same rounds
         cpu_us:       processor time of all threads
+        cores:        the same, to the time of the same calls
         """
         self.show()
-        found: dict[str, Any] = {"cpu_us": self._cpu_us()}
+        found: dict[str, Any] = self._processor()
         if getattr(self.runtime, "countable", False):
             counts = count(self.call)
             found |= {"ops": len(counts.ops), "buffers": counts.buffers}
             if torch.cuda.is_available() and hasattr(self.runtime, "cuda_us"):
                 found["cuda_us"] = self.runtime.cuda_us()
-            host_us = self._host_us()
-            if host_us is not None:
-                found["host_us"] = host_us
+            found |= self._host()
         return found
 
-    def _host_us(self) -> float | None:
-        if hasattr(self.runtime, "host_us"):  # a whole model
-            return float(self.runtime.host_us())
-        side = CallableSide(self.runtime.idle())
+    def _host(self) -> dict[str, float]:
+        if hasattr(self.runtime, "host"):  # a whole model
+            host_us, host_share = self.runtime.host()
+            return {"host_us": float(host_us), "host_share": float(host_share)}
+        idle = CallableSide(self.runtime.idle())
         try:
-            calls = max(1, round(COST_BLOCK_S / min(side.time(1) for _ in range(3))))
+            once_s = min(idle.time(1) for _ in range(3))
         except Exception:  # an op that does not take an empty x
-            return None
-        blocks_s = [side.time(calls) / calls for _ in range(COST_BLOCKS)]
-        return 1e6 * statistics.median(blocks_s)
+            return {}
+        calls = max(1, round(COST_BLOCK_S / once_s))
+        near = min(self.side.time(1) for _ in range(3)) < NEAR * once_s
+        undisturbed: list[tuple[float, float]] = []
+        disturbed: list[tuple[float, float]] = []
+        while len(undisturbed) < COST_BLOCKS and len(disturbed) < COST_BLOCKS:
+            idle_s = idle.time(calls)
+            whole_s = self.side.time(calls) if near else math.inf
+            taken = idle.preempted or (near and self.side.preempted)
+            (disturbed if taken else undisturbed).append((idle_s / calls, idle_s / whole_s))
+        pairs = undisturbed or disturbed
+        found = {"host_us": 1e6 * statistics.median(idle_s for idle_s, _ in pairs)}
+        if near:
+            found["host_share"] = statistics.median(share for _, share in pairs)
+        return found
 
-    def _cpu_us(self) -> float:
-        found: list[float] = []
+    def _processor(self) -> dict[str, float]:
+        """The clock of the processor is read inside that of the wall, so no core counts twice."""
+        found: list[tuple[float, float]] = []
         end_s = time.perf_counter() + CPU_S
         while not found or (len(found) < COST_BLOCKS and time.perf_counter() < end_s):
             calls, begun_s, cpu_s = 0, time.perf_counter(), time.process_time()
             while not calls or time.perf_counter() - begun_s < COST_BLOCK_S:
                 self.call()
                 calls += 1
-            found.append((time.process_time() - cpu_s) / calls)
-        return 1e6 * statistics.median(found)
+            cpu_s = time.process_time() - cpu_s
+            found.append((cpu_s / calls, cpu_s / (time.perf_counter() - begun_s)))
+        return {
+            "cpu_us": 1e6 * statistics.median(cpu_s for cpu_s, _ in found),
+            "cores": statistics.median(cores for _, cores in found),
+        }
 
     def details(self) -> dict[str, Any]:
         """What the runtime says of itself, right after a call: others may have run since."""
