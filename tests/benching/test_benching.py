@@ -242,10 +242,9 @@ def test_a_cell_has_counts_kernels_and_memory_of_every_backend(fake: FakeCompare
     copies = [result.name for result in cell.results if result.copied_bytes]
     assert copies == ["torch:mkldnn", "cpu"]
     for result in cell.results:
-        assert result.cost.cpu_us is not None
-        assert result.cost.host_us is not None
-        assert result.cost.cpu_us > 0
-        assert result.cost.host_us > 0
+        for us in (result.cost.cpu_us, result.cost.host_us):
+            assert us is not None
+            assert isinstance(us, NotMeasured) or us > 0
         assert result.check is None if result.name == "eager" else result.check.ok
     assert cell.result("reference").check.error_ratio == 1.0
 
@@ -402,7 +401,7 @@ def test_a_host_time_above_the_call_in_an_old_file_is_not_a_figure() -> None:
 # ---- parts and wholes ----
 
 
-def found_cost(**changes: float) -> dict[str, float]:
+def found_cost(**changes: object) -> dict[str, object]:
     return {"host_us": 28.6, "cpu_us": 60.0, "cores": 2.0, "ops": 5, **changes}
 
 
@@ -422,6 +421,24 @@ def test_processor_time_is_never_more_than_the_call_on_all_its_cores() -> None:
     assert cost_of(found_cost(), 27.4).cpu_us == pytest.approx(54.8)
     assert cost_of(found_cost(), 40.0).cpu_us == 60.0
     assert cost_of(found_cost(), NotMeasured("it cannot")).cpu_us == 60.0
+
+
+def test_costs_of_disturbed_calls_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
+) -> None:
+    monkeypatch.setattr(
+        CallableSide, "preempted", property(lambda self: True, lambda self, v: None), raising=False
+    )
+    (cell,) = measured([case()], ("torch",)).cells
+    for result in cell.results:
+        assert isinstance(result.cost.host_us, NotMeasured)
+        assert isinstance(result.cost.cpu_us, NotMeasured)
+        assert "took the processor away" in result.cost.cpu_us.reason
+        assert result.cost.ops is not None
+    unknown = NotMeasured("it was disturbed")
+    given = found_cost(cpu_us=unknown, cores=unknown, host_us=unknown)
+    found = cost_of(given, 27.4)
+    assert found.cpu_us == found.host_us == unknown
 
 
 def test_a_side_that_is_gone_after_it_was_timed_keeps_its_times(

@@ -51,7 +51,8 @@ def outputs(stage: AnyStage, names: list[str]) -> list[np.ndarray]:
         stage.ask(name, "load", GATED, "float32", 5)
         (output,) = stage.ask(name, "prepare", 2, 3)
         assert stage.side(name).time(2) > 0
-        assert stage.ask(name, "cost")["cpu_us"] > 0
+        cpu_us = stage.ask(name, "cost")["cpu_us"]
+        assert isinstance(cpu_us, NotMeasured) or cpu_us > 0
         found.append(output)
     return found
 

@@ -189,6 +189,20 @@ def test_not_measured_has_no_interval_in_rows() -> None:
     assert data["eager"]["call_us"] == 123.456
 
 
+def test_a_speed_without_a_verdict_is_no_figure_of_the_history() -> None:
+    noisy = replace(comparison(1.5), verdict="not measured", reason="too wide")
+    one = cell(case(), {"cpu": noisy})
+    eager, ours = one.results
+    made = bench([replace(one, results=(eager, replace(ours, callers=noisy)))], callers=2)
+    data, _ = kept(made, made.cells[0])
+    why = {"not_measured": "too wide"}
+    assert data["cpu"]["speedup"] == data["cpu"]["callers_ratio"] == why
+    assert data["cpu"]["call_us"] == noisy.candidate_us  # a time is a time
+    (_, row) = csv.DictReader(io.StringIO(csv_text(made)))
+    assert (row["speedup"], row["verdict"]) == ("1.5", "not measured")
+    assert row["not_measured"] == "verdict, callers_verdict: too wide"
+
+
 def test_single_calls_and_callers_are_kept_too() -> None:
     one = cell(case(), {"cpu": comparison(2.0)})
     latency = Latency(calls_us=tuple(float(i) for i in range(1001)))

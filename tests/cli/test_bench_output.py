@@ -22,6 +22,7 @@ from tests.cli.texts import line_with, squeezed
 
 from torchweld import files, hardware
 from torchweld.benching import Bench, runtimes, timing
+from torchweld.cli.main import run
 from torchweld.errors import TorchweldError
 from torchweld.history import History, Recording
 
@@ -162,7 +163,10 @@ def test_a_verdict_on_anybody_is_exit_code_0(bench: Bencher, fake: FakeCompare) 
 
 
 def test_a_run_in_which_nothing_was_measured_is_kept_and_shown(
-    bench: Bencher, fake: FakeCompare, tmp_path: Path
+    bench: Bencher,
+    fake: FakeCompare,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake.verdict = "not measured"
     runs = tmp_path / "runs.sqlite"
@@ -172,6 +176,11 @@ def test_a_run_in_which_nothing_was_measured_is_kept_and_shown(
         (kept,) = history.runs("main")
         assert kept.summary["mean"] == {"not_measured": "no cell was measured"}
         assert kept.cells[0].data["torch"]["speedup"] == {"not_measured": "because we say so"}
+    assert run(["history", "show", "main", "--history", str(runs)]) == 0
+    shown = squeezed(capsys.readouterr().out)
+    cell = "3 × 8→16→4 gelu fp32 torch"
+    assert f"not measured: {cell} speedup, {cell} low, {cell} high: because we say so" in shown
+    assert "torch speed-up" not in shown  # its two samples are not a figure
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])

@@ -79,8 +79,19 @@ def calls_per_s(cell: Cell, result: Result) -> float | NotMeasured | None:
 
 
 def kept(bench: Bench, cell: Cell) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]]:
-    """Data and samples of a cell, as the history takes them."""
-    data = {result.name: to_plain(row_of(bench, cell, result)) for result in cell.results}
+    """Data and samples of a cell, as the history takes them.
+
+    Runs are compared there by their figures alone, so a speed without a verdict is none.
+    """
+    data: dict[str, Any] = {}
+    for result in cell.results:
+        row = row_of(bench, cell, result)
+        if result.comparison is not None and not result.measured:
+            unknown = NotMeasured(result.comparison.reason)
+            row |= {"speedup": unknown, "low": unknown, "high": unknown}
+        if result.callers is not None and result.callers.verdict == "not measured":
+            row["callers_ratio"] = NotMeasured(result.callers.reason)
+        data[result.name] = to_plain(row)
     samples: dict[str, tuple[float, ...]] = {}
     for result in cell.results:
         if result.comparison is not None:

@@ -145,30 +145,38 @@ def with_costs(stage: AnyStage, result: Result) -> Result:
 
 
 def cost_of(found: Mapping[str, Any], us: float | NotMeasured) -> Cost:
-    """What a worker found, as parts of a call of `us`, which was timed at another moment.
-
-    A share that was measured in one moment holds in another; of the two times that gives, the
-    smaller is the less disturbed. What still exceeds the whole is not known.
-    """
-    host_us: float | NotMeasured | None = found.get("host_us")
-    cpu_us = float(found["cpu_us"])
-    if not isinstance(us, NotMeasured):
-        cpu_us = min(cpu_us, found["cores"] * us)
-        if host_us is not None:
-            alone_us = min(float(found["host_us"]), found.get("host_share", math.inf) * us)
-            host_us = alone_us
-            if alone_us > us:
-                host_us = NotMeasured(
-                    f"with nothing to compute a call took {alone_us:.3g} µs, and {us:.3g} µs with "
-                    "all of it: the machine was busier at one moment than at the other"
-                )
+    """What a worker found, as parts of a call of `us`, which was timed at another moment."""
+    host_us = found.get("host_us")
+    if host_us is not None:
+        host_us = _part(host_us, found.get("host_share", math.inf), us)
+        if (
+            not isinstance(us, NotMeasured)
+            and not isinstance(host_us, NotMeasured)
+            and host_us > us
+        ):
+            host_us = NotMeasured(
+                f"with nothing to compute a call took {host_us:.3g} µs, and {us:.3g} µs with all "
+                "of it: the machine was busier at one moment than at the other"
+            )
     return Cost(
         ops=found.get("ops"),
         buffers=found.get("buffers"),
         host_us=host_us,
-        cpu_us=cpu_us,
+        cpu_us=_part(found["cpu_us"], found["cores"], us),
         cuda_us=found.get("cuda_us"),
     )
+
+
+def _part(
+    part_us: float | NotMeasured, share: float | NotMeasured, us: float | NotMeasured
+) -> float | NotMeasured:
+    """Of a call of `us`. A share that was measured at one moment holds at another.
+
+    Of the two times that gives, the smaller is the less disturbed.
+    """
+    if isinstance(part_us, NotMeasured) or isinstance(us, NotMeasured):
+        return part_us
+    return share if isinstance(share, NotMeasured) else min(part_us, share * us)
 
 
 def kernel_text(details: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,6 +32,7 @@ from torchweld.errors import TorchweldError
 from torchweld.hardware import compiled_part, hardware
 from torchweld.inputs import first_line
 from torchweld.measuring import CallableSide
+from torchweld.not_measured import NotMeasured
 from torchweld.verifying import floating
 
 # A visit to a worker times up to five blocks of calls and gives their median; a longer one costs
@@ -79,6 +81,28 @@ class Flush:
 @functools.cache
 def _flush() -> Flush:
     return Flush()
+
+
+def _undisturbed(
+    block: Callable[[], tuple[float, float] | None], most_s: float
+) -> tuple[float, float] | tuple[NotMeasured, NotMeasured]:
+    """Medians of what `block` gives, in about `most_s`; it gives None where it was disturbed.
+
+    A team whose core was taken away spins for the rest of a time slice, a thousand calls' worth.
+    """
+    found: list[tuple[float, float]] = []
+    tried, end_s = 0, time.perf_counter() + most_s
+    while tried < COST_BLOCKS or (not found and tried < 3 * COST_BLOCKS):
+        one = block()
+        tried += 1
+        if one is not None:
+            found.append(one)
+        if time.perf_counter() > end_s:
+            break
+    if not found:
+        unknown = NotMeasured(f"other processes took the processor away in each of {tried} tries")
+        return unknown, unknown
+    return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
 
 
 class Server:
@@ -166,7 +190,7 @@ class Server:
             found |= self._host()
         return found
 
-    def _host(self) -> dict[str, float]:
+    def _host(self) -> dict[str, float | NotMeasured]:
         if hasattr(self.runtime, "host"):  # a whole model
             host_us, host_share = self.runtime.host()
             return {"host_us": float(host_us), "host_share": float(host_share)}
@@ -177,34 +201,30 @@ class Server:
             return {}
         calls = max(1, round(COST_BLOCK_S / once_s))
         near = min(self.side.time(1) for _ in range(3)) < NEAR * once_s
-        undisturbed: list[tuple[float, float]] = []
-        disturbed: list[tuple[float, float]] = []
-        while len(undisturbed) < COST_BLOCKS and len(disturbed) < COST_BLOCKS:
+
+        def block() -> tuple[float, float] | None:
             idle_s = idle.time(calls)
             whole_s = self.side.time(calls) if near else math.inf
-            taken = idle.preempted or (near and self.side.preempted)
-            (disturbed if taken else undisturbed).append((idle_s / calls, idle_s / whole_s))
-        pairs = undisturbed or disturbed
-        found = {"host_us": 1e6 * statistics.median(idle_s for idle_s, _ in pairs)}
-        if near:
-            found["host_share"] = statistics.median(share for _, share in pairs)
-        return found
+            disturbed = idle.preempted or (near and self.side.preempted)
+            return None if disturbed else (1e6 * idle_s / calls, idle_s / whole_s)
 
-    def _processor(self) -> dict[str, float]:
-        """The clock of the processor is read inside that of the wall, so no core counts twice."""
-        found: list[tuple[float, float]] = []
-        end_s = time.perf_counter() + CPU_S
-        while not found or (len(found) < COST_BLOCKS and time.perf_counter() < end_s):
-            calls, begun_s, cpu_s = 0, time.perf_counter(), time.process_time()
-            while not calls or time.perf_counter() - begun_s < COST_BLOCK_S:
-                self.call()
-                calls += 1
+        host_us, share = _undisturbed(block, math.inf)
+        return {"host_us": host_us, **({"host_share": share} if near else {})}
+
+    def _processor(self) -> dict[str, float | NotMeasured]:
+        once_s = min(self.side.time(1) for _ in range(3))
+        calls = max(1, round(COST_BLOCK_S / once_s))
+
+        def block() -> tuple[float, float] | None:
+            # The processor's clock is read inside the wall's, so that no core counts twice.
+            begun_s, cpu_s = time.perf_counter(), time.process_time()
+            self.side.time(calls)
             cpu_s = time.process_time() - cpu_s
-            found.append((cpu_s / calls, cpu_s / (time.perf_counter() - begun_s)))
-        return {
-            "cpu_us": 1e6 * statistics.median(cpu_s for cpu_s, _ in found),
-            "cores": statistics.median(cores for _, cores in found),
-        }
+            elapsed_s = time.perf_counter() - begun_s
+            return None if self.side.preempted else (1e6 * cpu_s / calls, cpu_s / elapsed_s)
+
+        cpu_us, cores = _undisturbed(block, CPU_S)
+        return {"cpu_us": cpu_us, "cores": cores}
 
     def details(self) -> dict[str, Any]:
         """What the runtime says of itself, right after a call: others may have run since."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from torchweld.benching.results import TOO_LOW, Bench
+from torchweld.benching.results import Bench
 from torchweld.benching.summary import Summary
 from torchweld.figures import counted, figure, size
 from torchweld.load import load_words
@@ -84,18 +84,25 @@ def _work_legend(bench: Bench, spare: list[str]) -> str:
 
 
 def _work_notes(bench: Bench) -> Iterator[RenderableType]:
-    """Parts that exceeded their whole, and have no figure: why, once for each reason."""
-    both = ("eager", bench.first)
-    peaks = [bench.of_peak(cell, name) for cell in bench.cells for name in both]
-    too_low = sum(one == NotMeasured(TOO_LOW) for one in peaks)
-    if too_low:
-        times = f"{too_low} of {len(peaks)} shares of the peak are"
-        yield Text(f"{times} not measured: {TOO_LOW}", style="yellow")
-    hosts = [cell.result(name).cost.host_us for cell in bench.cells for name in both]
-    unknown = [one.reason for one in hosts if isinstance(one, NotMeasured)]
-    if unknown:
-        times = f"{len(unknown)} of {len(hosts)} host times are"
-        yield Text(clean(f"{times} not measured: {unknown[0]}"), style="yellow")
+    """What the table of work has dashes for although the call was timed: how often, and why."""
+    timed = [
+        (cell, name)
+        for cell in bench.cells
+        for name in ("eager", bench.first)
+        if not isinstance(cell.result(name).us, NotMeasured)
+    ]
+    costs = [cell.result(name).cost for cell, name in timed]
+    shares = [bench.of_peak(cell, name) for cell, name in timed] if bench.peaks else []
+    figures: dict[str, Sequence[object]] = {
+        "shares of the peak": shares,
+        "host times": [cost.host_us for cost in costs],
+        "CPU times": [cost.cpu_us for cost in costs],
+    }
+    for what, found in figures.items():
+        unknown = [one.reason for one in found if isinstance(one, NotMeasured)]
+        if unknown:
+            said = f"{len(unknown)} of {len(found)} {what} are not measured: {unknown[0]}"
+            yield Text(clean(said), style="yellow")
 
 
 def _wider(spare: list[str]) -> str:
