@@ -56,6 +56,11 @@ def test_verdicts_on_anybody_count_and_a_remedy_is_an_option_to_paste() -> None:
     made = bench([cell(case(), {"cpu": asked})], seconds=1)
     assert summarise(made).remedy == "--seconds 37"
     assert summarise(bench([cell(case(), {"cpu": None})])).remedy is None  # no time would help
+    disturbed = replace(unknown, rounds=2, discarded=9)
+    made = bench([cell(case(), {"cpu": disturbed})], seconds=1)
+    assert summarise(made).remedy == "--seconds 4, or OMP_NUM_THREADS=1 before the command,"
+    alone = replace(made, threads=1)
+    assert summarise(alone).remedy == "--seconds 4"
 
 
 def test_the_share_of_the_peak_is_of_what_holds_a_shape_back() -> None:

@@ -120,13 +120,18 @@ def _why_not(result: Result) -> str:
 
 
 def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
-    """More seconds, where rounds were timed and did not tell."""
-    reasons = [result.comparison.reason for result in unmeasured if result.comparison is not None]
-    if not reasons:
+    """What to add to the command, where rounds were timed and did not tell."""
+    compared = [result.comparison for result in unmeasured if result.comparison is not None]
+    if not compared:
         return None
     # `compare` may have said what it needs.
-    asked = [int(text) for reason in reasons for text in re.findall(r"budget_s=(\d{1,6})", reason)]
-    return f"--seconds {max([math.ceil(MORE * bench.seconds), *asked])}"
+    said = " ".join(comparison.reason for comparison in compared)
+    asked = [int(text) for text in re.findall(r"budget_s=(\d{1,6})", said)]
+    seconds = f"--seconds {max([math.ceil(MORE * bench.seconds), *asked])}"
+    # A team waits for its last thread, so that each thread more is one more to be disturbed.
+    if bench.threads > 1 and any(one.discarded > one.rounds for one in compared):
+        return f"{seconds}, or OMP_NUM_THREADS=1 before the command,"
+    return seconds
 
 
 def _mean(ratios: Sequence[float]) -> float:
