@@ -244,7 +244,8 @@ PyObject* last_run(PyObject*, PyObject*) {
                        "partition", run.partition, "threads", run.threads, "rows", (long long)run.M,
                        "calls", (unsigned long long)run.calls);
 }
-PyObject* probe_fma(PyObject*, PyObject* args) {
+using Probe = double (*)(torchweld::DType, int threads, double seconds);
+PyObject* probed(Probe probe, PyObject* args) {
   const char* name;
   int threads;
   double seconds;
@@ -255,12 +256,15 @@ PyObject* probe_fma(PyObject*, PyObject* args) {
       {"float16", torchweld::DType::f16},
       {"float64", torchweld::DType::f64}};
   for (const auto& [known, dtype] : types)
-    if (!std::strcmp(name, known))
-      return guarded([&, dtype = dtype] {
-        return PyFloat_FromDouble(kernels().probe_fma(dtype, threads, seconds));
-      });
+    if (!std::strcmp(name, known)) return PyFloat_FromDouble(probe(dtype, threads, seconds));
   return PyErr_Format(PyExc_ValueError,
                       "unknown dtype %s; allowed: float32 bfloat16 float16 float64", name);
+}
+PyObject* probe_fma(PyObject*, PyObject* args) {
+  return guarded([&] { return probed(kernels().probe_fma, args); });
+}
+PyObject* probe_native(PyObject*, PyObject* args) {
+  return guarded([&] { return probed(kernels().probe_native, args); });
 }
 PyObject* probe_read(PyObject*, PyObject* args) {
   Py_ssize_t bytes;
@@ -286,6 +290,8 @@ PyMethodDef methods[] = {
     {"choose_isa", choose_isa, METH_O, "Use another instruction set; '' for the best."},
     {"last_run", last_run, METH_NOARGS, "How this thread's last call was carried out."},
     {"probe_fma", probe_fma, METH_VARARGS, "probe_fma(dtype, threads, seconds) -> GFLOP/s"},
+    {"probe_native", probe_native, METH_VARARGS,
+     "probe_native(dtype, threads, seconds) -> GFLOP/s by the CPU's own instruction; 0: none"},
     {"probe_read", probe_read, METH_VARARGS, "probe_read(bytes, threads, seconds) -> GB/s"},
     {"limit_scratch", limit_scratch, METH_O, "For tests: a larger buffer is out of memory."},
     {nullptr, nullptr, 0, nullptr}};

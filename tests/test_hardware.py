@@ -186,6 +186,7 @@ def fake_compiled(*, one: float = 100.0, team: float = 200.0, isa: str = "avx2")
         isa=lambda: isa,
         isas=lambda: {isa: (True, True)},
         probe_fma=lambda dtype, threads, seconds: one if threads == 1 else team,
+        probe_native=lambda dtype, threads, seconds: 0.0,
         probe_read=lambda size, threads, seconds: 1e9 / size,
     )
 
@@ -216,6 +217,71 @@ def test_measured_peaks_are_kept_and_found_again(two_threads: Path) -> None:
     assert {p.working_set_bytes for p in measured.read} == set(WORKING_SETS_BYTES)
     assert measured.fma_gflops("bfloat16", 2) == 200.0
     assert measured.fma_gflops("float32", 7) is None
+
+
+def test_a_type_that_the_cpu_multiplies_itself_has_the_larger_rate(
+    two_threads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = fake_compiled()
+    rates = {"bfloat16": 300.0, "float16": 10.0}
+    native.probe_native = lambda dtype, threads, seconds: threads * rates.get(dtype, 0.0)
+    monkeypatch.setattr(hardware, "compiled_part", lambda: native)
+    measured = hardware.peaks(measure=True)
+    assert measured is not None
+    assert measured.fma_gflops("bfloat16", 2) == 600.0
+    assert measured.fma_gflops("float16", 2) == 200.0
+    assert measured.fma_gflops("float32", 2) == 200.0
+
+
+@pytest.mark.parametrize(("flag", "dtype"), [("amx_bf16", "bfloat16"), ("avx512_fp16", "float16")])
+def test_where_only_torch_has_the_instruction_its_products_count_too(
+    two_threads: Path, monkeypatch: pytest.MonkeyPatch, flag: str, dtype: str
+) -> None:
+    plain = hardware.peaks(measure=True)
+    assert plain is not None
+    here = replace(hardware.hardware(), instruction_sets=(flag,))
+    by_size = {512: 150.0, 1024: 900.0, 2048: 800.0}
+    asked: list[str] = []
+
+    def product(dtype: str, threads: int, seconds: float, size: int) -> float:
+        asked.append(dtype)
+        return threads * by_size[size]
+
+    monkeypatch.setattr(hardware, "hardware", lambda: here)
+    monkeypatch.setattr(hardware, "fma_gflops_by_torch", product)
+    measured = hardware.peaks(measure=True)
+    assert measured is not None
+    assert set(asked) == {dtype}
+    assert measured.fma_gflops(dtype, 2) == 1800.0
+    assert measured.fma_gflops("float32", 2) == 200.0
+    assert f"{dtype} also by torch.mm" in measured.method
+    by_size[512] = 1.0  # a torch that is built without it: larger products would only take longer
+    asked.clear()
+    measured = hardware.peaks(measure=True)
+    assert measured is not None
+    assert measured.fma_gflops(dtype, 2) == 200.0
+    assert len(asked) == 2
+
+
+def test_peaks_hold_for_the_types_that_are_asked_for(
+    two_threads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = hardware.peaks(measure=True)
+    assert measured is not None
+    faster = fake_compiled()
+    faster.probe_native = lambda dtype, threads, seconds: 300.0 if dtype == "bfloat16" else 0.0
+    monkeypatch.setattr(hardware, "compiled_part", lambda: faster)
+    assert hardware.holds(measured)
+    assert hardware.holds(measured, ("float32", "int8"))
+    assert not hardware.holds(measured, ("float32", "bfloat16"))
+
+
+def test_peaks_of_another_method_are_not_used(two_threads: Path) -> None:
+    measured = hardware.peaks(measure=True)
+    assert measured is not None
+    (path,) = two_threads.iterdir()
+    path.write_text(json.dumps(asdict(replace(measured, method="another way"))))
+    assert hardware.peaks() is None
 
 
 def test_read_rate_is_of_the_next_larger_working_set(two_threads: Path) -> None:
@@ -328,3 +394,16 @@ def test_compiled_probes_return_plausible_rates() -> None:
         assert 0 < compiled.probe_read(size, 2, 0.002) < 1e5
     with pytest.raises(ValueError, match="int8"):
         compiled.probe_fma("int8", 1, 0.001)
+
+
+@pytest.mark.skipif(hardware.build_problem() is not None, reason="needs the compiled part")
+def test_the_native_probe_runs_where_the_cpu_has_the_instruction_and_is_0_elsewhere() -> None:
+    compiled = hardware.compiled_part()
+    assert compiled is not None
+    has = "avx512_bf16" in hardware.hardware().instruction_sets
+    for dtype in PROBED_DTYPES:
+        rate = compiled.probe_native(dtype, 1, 0.002)
+        assert 0.0 <= rate < 1e5
+        assert (rate > 0.0) == (has and dtype == "bfloat16")
+    with pytest.raises(ValueError, match="int8"):
+        compiled.probe_native("int8", 1, 0.001)

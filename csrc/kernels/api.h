@@ -67,6 +67,7 @@ struct Kernels {
   size_t (*packed_bytes)(const Layer&, DType);
   void (*pack)(const Layer&, DType, void* out);
   double (*probe_fma)(DType, int threads, double seconds);
+  double (*probe_native)(DType, int threads, double seconds);
   double (*probe_read)(size_t bytes, int threads, double seconds);
 };
 

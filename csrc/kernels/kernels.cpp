@@ -284,6 +284,7 @@ const Kernels table = {
       with_type(dtype, [&](auto e) { pack_layer<decltype(e)>(layer, out); });
     },
     [](DType dtype, int threads, double seconds) { return probe_fma(dtype, threads, seconds); },
+    [](DType dtype, int threads, double seconds) { return probe_native(dtype, threads, seconds); },
     [](size_t bytes, int threads, double seconds) {
       return probe_read_gbps(bytes, threads, seconds);
     },

@@ -4,8 +4,10 @@
 //
 // probe_fma        acc[r][v] = acc[r][v] * c + w[v], w loaded and widened from a buffer that is in
 //                  L1; one widened vector serves kProbeRows sums, as in a register tile over rows.
+// probe_native     the same multiply-adds by the CPU's own instruction for 16-bit elements, which widens
+//                  inside. Our kernels do not use it but other libraries do, whatever TORCHWELD_ISA says.
 // probe_read_gbps  sum of a buffer of `bytes`, every thread its own slice, again and again.
-// Both return the best of many short rounds: noise only ever takes away.
+// All return the best of many short rounds: noise only ever takes away.
 #pragma once
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -18,6 +20,14 @@
 #include "api.h"
 #include "team.h"
 #include "vec.h"
+
+// GCC 10 and clang 9 are the first to have it.
+#if defined(__x86_64__) && defined(__has_include)
+#if __has_include(<avx512bf16intrin.h>)
+#include <immintrin.h>
+#define TW_AVX512_BF16 1
+#endif
+#endif
 
 namespace {
 
@@ -140,6 +150,61 @@ double probe_fma(torchweld::DType dtype, int threads, double seconds) {
     case torchweld::DType::f16:
       return probe_fma_gflops<fp16>(threads, seconds);
   }
+  return 0;
+}
+
+#if defined(TW_AVX512_BF16)
+constexpr int kNativeRows = 12;  // the CPUs that have the instruction have 32 registers
+
+bool cpu_has_bf16_dots() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+}
+
+// acc[r][v] += a pair of products per lane. Compiled for this instruction whatever the file is
+// compiled for, and called only where the CPU has it.
+__attribute__((target("avx512f,avx512bf16"))) void multiply_add_pairs(const bf16* weights,
+                                                                      int64_t passes) {
+  __m512 acc[kNativeRows][kProbeVecs];
+  TW_UNROLL for (int r = 0; r < kNativeRows; ++r) {
+    TW_UNROLL for (int v = 0; v < kProbeVecs; ++v)
+      acc[r][v] = _mm512_set1_ps(float(r + v));
+  }
+  __m512i factor = _mm512_set1_epi16(0x3f00);  // 0.5, twice in each lane
+  asm volatile("" : "+m"(factor), "+r"(weights));
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    for (int k = 0; k < kProbeSteps; ++k) {
+      __m512i w[kProbeVecs];
+      TW_UNROLL for (int v = 0; v < kProbeVecs; ++v) {
+        w[v] = _mm512_loadu_si512(weights + (k * kProbeVecs + v) * 32);
+      }
+      TW_UNROLL for (int r = 0; r < kNativeRows; ++r) {
+        TW_UNROLL for (int v = 0; v < kProbeVecs; ++v)
+          acc[r][v] = _mm512_dpbf16_ps(acc[r][v], (__m512bh)factor, (__m512bh)w[v]);
+      }
+    }
+  }
+  TW_UNROLL for (int r = 0; r < kNativeRows; ++r) {
+    TW_UNROLL for (int v = 0; v < kProbeVecs; ++v) {
+      const __m512 sum = acc[r][v];  // a copy: the address of acc would keep it out of registers
+      asm volatile("" : : "m"(sum) : "memory");
+    }
+  }
+}
+#endif
+
+// GFLOP/s by the CPU's own multiply-add of this type; 0 where it has none, or the compiler does not
+// know it.
+double probe_native(torchweld::DType dtype, int threads, double seconds) {
+#if defined(TW_AVX512_BF16)
+  if (dtype == torchweld::DType::bf16 && cpu_has_bf16_dots()) {
+    constexpr int kCount = kProbeSteps * kProbeVecs * 32;
+    alignas(64) static const bf16 weights[kCount] = {};
+    const double flops = 2.0 * kCount * kNativeRows;
+    const auto work = [&](int, int, int64_t passes) { multiply_add_pairs(weights, passes); };
+    return best_rate(threads, seconds, work, [&](int team) { return flops * team; }) * 1e-9;
+  }
+#endif
+  (void)dtype, (void)threads, (void)seconds;
   return 0;
 }
 

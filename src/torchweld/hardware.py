@@ -8,14 +8,14 @@ decides whether the compiled part may be loaded. Nothing is measured unless aske
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
 import os
 import platform
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,7 @@ from torchweld.cpuinfo import Caches, identify
 from torchweld.errors import BuildError, NotMeasuredError, TorchweldError
 from torchweld.files import parse_json, read_json, write_whole
 from torchweld.records import Amount, Count, from_plain
+from torchweld.torch_probes import PRODUCT_SIZES, fma_gflops_by_torch, read_gbps_by_torch
 
 PACKAGE = Path(__file__).parent
 BUILD_INFO = PACKAGE / "_build_info.json"
@@ -34,11 +35,17 @@ BUILD_INFO = PACKAGE / "_build_info.json"
 # The flags that decide which kernels can run, or that a reader of a benchmark wants to know.
 FLAGS_OF_INTEREST = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
-    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"),
+    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
     *("asimd", "fphp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
 )
 
 PROBED_DTYPES = ("float32", "float64", "bfloat16", "float16")
+# Instructions for 16-bit products that torchweld's own loops do not have: torch's products stand in
+# for a probe where the CPU has one of them.
+UNPROBED = {
+    "bfloat16": ("amx_bf16", "bf16"),
+    "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+}
 # Inside L1, L2, the L3 of most, and memory.
 WORKING_SETS_BYTES = (32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 256 * 2**20)
 PROBE_SECONDS = 0.1
@@ -191,7 +198,11 @@ def fingerprint() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FmaPeak:
-    """Multiply-adds, two operations each; 16-bit types are widened and computed in fp32."""
+    """Multiply-adds, two operations each, by the fastest way that was tried.
+
+    float32 and float64 by torchweld's own loop. 16-bit types are widened and computed in fp32 by
+    the same loop, and by the CPU's own instruction for them where it has one: the larger counts.
+    """
 
     dtype: str
     threads: Count
@@ -244,13 +255,13 @@ def peaks(measure: bool = False) -> Peaks | None:
     """The peaks measured on this machine as it is set up now; None if that was never done.
 
     `measure=True` measures now (about three seconds) and keeps the result for later calls. A cache
-    that cannot be read, or belongs to another set-up, counts as none. Raises NotMeasuredError where
-    the figures cannot be right.
+    that cannot be read, or was measured on another set-up or in another way, counts as none. Raises
+    NotMeasuredError where the figures cannot be right.
     """
-    key = fingerprint()
+    key, method = fingerprint(), _method()
     path = cache_dir() / f"peaks-{key}.json"
     if measure:
-        found = _measure_peaks(key)
+        found = _measure_peaks(key, method)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(asdict(found), indent=2) + "\n")
@@ -266,7 +277,7 @@ def peaks(measure: bool = False) -> Peaks | None:
         kept = from_plain(Peaks, read_json(path, "record of peaks"))
     except TorchweldError:
         return None
-    return kept if kept.fingerprint == key else None
+    return kept if (kept.fingerprint, kept.method) == (key, method) else None
 
 
 def read_gbps_now(working_set_bytes: int, threads: int) -> float | None:
@@ -282,25 +293,57 @@ def read_gbps_now(working_set_bytes: int, threads: int) -> float | None:
     return float(compiled.probe_read(size, threads, PROBE_SECONDS))
 
 
-def holds(kept: Peaks) -> bool:
-    """Whether a short probe stays below `kept`: peaks taken while the machine was busy do not."""
+def holds(kept: Peaks, dtypes: Iterable[str] = ("float32",)) -> bool:
+    """Whether short probes stay below `kept`: peaks taken while the machine was busy do not."""
     compiled = compiled_part()
     threads = torch.get_num_threads()
-    peak = kept.fma_gflops("float32", threads)
-    if compiled is None or peak is None:
+    if compiled is None:
         return True
-    return bool(compiled.probe_fma("float32", threads, PROBE_SECONDS) < TOLERATED_EXCESS * peak)
+    for dtype in dtypes:
+        peak = kept.fma_gflops(dtype, threads)
+        if peak is None:
+            continue
+        if _fma_gflops(compiled, dtype, threads, PROBE_SECONDS) >= TOLERATED_EXCESS * peak:
+            return False
+    return True
 
 
-def _measure_peaks(key: str) -> Peaks:
+def _method() -> str:
+    """How peaks are measured here; figures of another method are not comparable."""
+    compiled = compiled_part()
+    if compiled is None:
+        return "torch.mm and torch.sum, the cost of a call included"
+    by_torch = [dtype for dtype in PROBED_DTYPES if _only_torch_has_it(dtype)]
+    natively = "; bfloat16 by avx512_bf16" if "avx512_bf16" in hardware().instruction_sets else ""
+    also = f"; {', '.join(by_torch)} also by torch.mm" if by_torch else ""
+    return f"torchweld's own loops, {compiled.isa()}{natively}{also}"
+
+
+def _only_torch_has_it(dtype: str) -> bool:
+    here = hardware().instruction_sets
+    return any(flag in here for flag in UNPROBED.get(dtype, ()))
+
+
+def _fma_gflops(compiled: ModuleType, dtype: str, threads: int, seconds: float) -> float:
+    """The best of the ways there are to multiply and add `dtype`; see `FmaPeak`."""
+    best = float(compiled.probe_fma(dtype, threads, seconds))
+    best = max(best, float(compiled.probe_native(dtype, threads, seconds)))
+    if _only_torch_has_it(dtype):
+        for size in PRODUCT_SIZES:
+            found = fma_gflops_by_torch(dtype, threads, seconds, size)
+            if found < best / 2:  # torch does not use the instruction, or is slow for other reasons
+                break
+            best = max(best, found)
+    return best
+
+
+def _measure_peaks(key: str, method: str) -> Peaks:
     compiled = compiled_part()
     all_threads = torch.get_num_threads()
     if compiled is None:
-        method = "torch.mm and torch.sum, the cost of a call included"
-        fma_gflops, read_gbps = _fma_gflops_by_torch, _read_gbps_by_torch
+        fma_gflops, read_gbps = fma_gflops_by_torch, read_gbps_by_torch
     else:
-        method = f"torchweld's own loops, {compiled.isa()}"
-        fma_gflops, read_gbps = compiled.probe_fma, compiled.probe_read
+        fma_gflops, read_gbps = functools.partial(_fma_gflops, compiled), compiled.probe_read
 
     def fma_peaks(dtype: str) -> list[FmaPeak]:
         rates = _rates_by_team(lambda n: fma_gflops(dtype, n, PROBE_SECONDS), all_threads)
@@ -341,28 +384,3 @@ def _check_team(what: str, rates: dict[int, float]) -> None:
             f"{rates[1]:.0f}: the machine is busy, or this process may not use {threads} CPUs; try "
             "again when it is idle, or set OMP_NUM_THREADS to the CPUs it may use"
         )
-
-
-def _least_seconds(run: Callable[[], object], seconds: float) -> float:
-    run()
-    least, end, rounds = float("inf"), time.perf_counter() + seconds, 0
-    while rounds < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        run()
-        least = min(least, time.perf_counter() - start)
-        rounds += 1
-    return least
-
-
-def _fma_gflops_by_torch(dtype: str, threads: int, seconds: float) -> float:
-    torch.set_num_threads(threads)
-    size = 512
-    square = torch.ones(size, size, dtype=getattr(torch, dtype))
-    out = torch.empty_like(square)
-    return 2e-9 * size**3 / _least_seconds(lambda: torch.mm(square, square, out=out), seconds)
-
-
-def _read_gbps_by_torch(working_set_bytes: int, threads: int, seconds: float) -> float:
-    torch.set_num_threads(threads)
-    data = torch.ones(working_set_bytes // 4, dtype=torch.float32)
-    return 1e-9 * working_set_bytes / _least_seconds(data.sum, seconds)

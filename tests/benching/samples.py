@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torchweld.benching import Bench, Case, Cell, Check, Cost, Mlp, Result
 from torchweld.hardware import FmaPeak, Peaks, ReadPeak
 from torchweld.measuring import Comparison, Verdict
+from torchweld.not_measured import NotMeasured
 
 PLAIN = Mlp(sizes=(8, 16, 4))
 GATED = Mlp(sizes=(8, 16, 4), activation="silu", gated=True, bias=False)
@@ -22,14 +22,14 @@ PEAKS = Peaks(
 def comparison(
     speedup: float = 2.0, verdict: Verdict = "faster", candidate: str = "cpu", us: float = 123.456
 ) -> Comparison:
-    measured = verdict != "not measured"
+    unknown = NotMeasured("because we say so") if verdict == "not measured" else None
     return Comparison(
         baseline="eager",
         candidate=candidate,
         verdict=verdict,
         reason="because we say so",
-        speedup=speedup if measured else math.nan,
-        interval=(speedup * 0.9, speedup * 1.1) if measured else (0.0, math.inf),
+        speedup=speedup if unknown is None else unknown,
+        interval=(speedup * 0.9, speedup * 1.1) if unknown is None else unknown,
         confidence=0.99,
         rounds=20,
         discarded=0,
@@ -47,17 +47,24 @@ def comparison(
 
 
 class FakeCompare:
-    """In place of `compare`: runs each side once, keeps its options, answers with `speedup`."""
+    """In place of `compare`: runs each side once, keeps its options, answers with `speedup`.
+
+    `verdicts` has those of sides by name that are not `verdict`.
+    """
 
     def __init__(self, speedup: float = 2.0, verdict: Verdict = "faster") -> None:
         self.calls: list[dict[str, Any]] = []
         self.speedup, self.verdict = speedup, verdict
+        self.verdicts: dict[str, Verdict] = {}
 
     def __call__(self, *sides: Any, **options: Any) -> Comparison | list[Comparison]:
         self.calls.append(options)
         for side in sides:
             side.time(1)
-        found = [comparison(self.speedup, self.verdict, name) for name in options["names"][1:]]
+        found = [
+            comparison(self.speedup, self.verdicts.get(name, self.verdict), name)
+            for name in options["names"][1:]
+        ]
         return found if len(found) > 1 else found[0]
 
 
@@ -71,7 +78,7 @@ def cell(what: Case, compared: dict[str, Comparison | None], us: float = 123.456
     results = [Result(name="eager", us=us, cost=Cost(ops=5, buffers=3, host_us=9.0, cpu_us=200.0))]
     for name, one in compared.items():
         if one is None:
-            results.append(Result(name=name, refused="it cannot"))
+            results.append(Result(name=name).left_out("it cannot"))
             continue
         results.append(
             Result(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.benching.samples import GATED, PEAKS, PLAIN, FakeCompare, case
+from tests.busy import busy_cores
 
 from torchweld import hardware
 from torchweld.benching import (
@@ -23,14 +26,20 @@ from torchweld.benching import (
     runtimes,
     summarise,
     timing,
+    worker,
 )
 from torchweld.benching.cases import SEED
 from torchweld.benching.eager import EagerBlock, tensors_of
 from torchweld.benching.grid import BLOCKS
+from torchweld.benching.running import cost_of
 from torchweld.benching.runtimes import TorchRuntime
 from torchweld.benching.truth import Truth
 from torchweld.errors import NotMeasuredError, TorchweldError, UnsupportedError
 from torchweld.kernels import mkldnn, reference
+from torchweld.measuring import CallableSide
+from torchweld.not_measured import NotMeasured
+
+DATA = Path(__file__).parent.parent / "data"
 
 NEEDS_KERNELS = pytest.mark.skipif(
     hardware.build_problem() is not None, reason="needs the compiled kernels"
@@ -158,7 +167,7 @@ def test_peaks_that_a_probe_exceeds_are_measured_anew(monkeypatch: pytest.Monkey
         return PEAKS
 
     monkeypatch.setattr(hardware, "peaks", peaks)
-    monkeypatch.setattr(hardware, "holds", lambda kept: True)
+    monkeypatch.setattr(hardware, "holds", lambda kept, dtypes: True)
     monkeypatch.setattr(choosing, "_reads_hold", lambda kept: True)
     assert choosing.machine_peaks() == (PEAKS, ())
     monkeypatch.setattr(choosing, "_reads_hold", lambda kept: False)
@@ -166,6 +175,28 @@ def test_peaks_that_a_probe_exceeds_are_measured_anew(monkeypatch: pytest.Monkey
     assert found is PEAKS
     assert asked == [False, False, True]
     assert "since those kept from before were exceeded" in notes[0]
+
+
+def test_exceeded_peaks_that_cannot_be_measured_anew_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def peaks(measure: bool = False) -> hardware.Peaks:
+        if measure:
+            raise NotMeasuredError("the machine is busy; try again")
+        return PEAKS
+
+    asked: list[tuple[str, ...]] = []
+
+    def holds(kept: hardware.Peaks, dtypes: tuple[str, ...]) -> bool:
+        asked.append(dtypes)
+        return False
+
+    monkeypatch.setattr(hardware, "peaks", peaks)
+    monkeypatch.setattr(hardware, "holds", holds)
+    found, (note,) = choosing.machine_peaks(("bfloat16",))
+    assert found is None  # every share would be too high
+    assert asked == [("bfloat16",)]
+    assert "those kept from before were exceeded, and could not be measured anew" in note
 
 
 @NEEDS_KERNELS
@@ -211,10 +242,9 @@ def test_a_cell_has_counts_kernels_and_memory_of_every_backend(fake: FakeCompare
     copies = [result.name for result in cell.results if result.copied_bytes]
     assert copies == ["torch:mkldnn", "cpu"]
     for result in cell.results:
-        assert result.cost.cpu_us is not None
-        assert result.cost.host_us is not None
-        assert result.cost.cpu_us > 0
-        assert result.cost.host_us > 0
+        for us in (result.cost.cpu_us, result.cost.host_us):
+            assert us is not None
+            assert isinstance(us, NotMeasured) or us > 0
         assert result.check is None if result.name == "eager" else result.check.ok
     assert cell.result("reference").check.error_ratio == 1.0
 
@@ -311,19 +341,144 @@ def test_it_is_real_from_end_to_end() -> None:
 def test_a_bench_survives_json(fake: FakeCompare) -> None:
     bench = measured([case(), case(GATED, dtype="float64")], ("torch", "reference"))
     (first, second) = bench.cells
-    assert math.isnan(second.result("torch").check.error_ratio)  # eager in fp64 is the reference
+    exact = NotMeasured("eager's own error is 0")  # in fp64 it is the reference
+    assert second.result("torch").check.error_ratio == exact
     loaded = Bench.from_dict(json.loads(replace(bench, cells=(first,), interrupted=True).to_json()))
     eager = loaded.cells[0].result("eager")
     assert loaded == replace(bench, cells=(first,), interrupted=True)
     assert eager.cost.ops == 5
     loaded = Bench.from_dict(json.loads(bench.to_json()))
-    assert math.isnan(loaded.cells[1].result("torch").check.error_ratio)
+    assert loaded == bench
+    assert loaded.cells[1].result("torch").check.error_ratio == exact
     with pytest.raises(TorchweldError, match="must be"):
         Bench.from_dict({"kind": "something else"})
 
 
-def test_json_holds_what_floats_cannot(fake: FakeCompare) -> None:
+def test_json_says_what_was_not_measured_and_why(fake: FakeCompare) -> None:
     fake.verdict = "not measured"
     bench = measured([case()], ("torch",))
-    loaded = Bench.from_dict(json.loads(bench.to_json()))
-    assert loaded.cells[0].result("torch").comparison.interval == (0.0, math.inf)
+    text = bench.to_json()
+    loaded = Bench.from_dict(json.loads(text))
+    assert loaded == bench
+    assert loaded.cells[0].result("torch").comparison.interval == NotMeasured("because we say so")
+    assert not {"nan", "inf", "NaN", "Infinity"} & set(text.replace('"', " ").split())
+
+
+def test_a_bench_of_version_2_still_loads() -> None:
+    """As torchweld wrote it when figures that nobody measured were NaN and infinities."""
+    data = json.loads((DATA / "bench_2.json").read_text())
+    assert data["version"] == 2
+    bench = Bench.from_dict(data)
+    one, two, three, four = bench.cells
+    assert [result.refused for result in one.results] == [None, "it cannot", None]
+    assert one.result("mkldnn").us == NotMeasured("it cannot")
+    assert one.result("eager").us == 123.456
+    assert two.result("cpu").us == two.result("cpu").comparison.speedup
+    assert two.result("cpu").us == NotMeasured("no round was undisturbed")
+    assert two.result("mkldnn").comparison.speedup == 1.5
+    assert three.result("cpu").check.error_ratio == NotMeasured("eager's own error is 0")
+    assert four.result("eager").us == NotMeasured("nothing was timed")
+    assert four.result("cpu").check.row_ratio == NotMeasured("the output is not finite")
+    assert four.result("cpu").refused == "wrong: row 0 is not finite"
+    assert Bench.from_dict(json.loads(bench.to_json())) == bench
+    assert summarise(bench).measured == 2
+
+
+@pytest.mark.parametrize("version", [1, 4, "3", True, None, 2.0])
+def test_a_bench_of_a_version_that_there_never_was_is_refused(version: object) -> None:
+    data = json.loads((DATA / "bench_2.json").read_text())
+    with pytest.raises(TorchweldError, match=r"must be 'torchweld\.bench' and 3"):
+        Bench.from_dict({**data, "version": version})
+
+
+def test_a_host_time_above_the_call_in_an_old_file_is_not_a_figure() -> None:
+    data = json.loads((DATA / "bench_2.json").read_text())
+    data["cells"][0]["results"][0]["cost"]["host_us"] = 200.0  # in a call of 123
+    found = Bench.from_dict(data).cells[0].result("eager").cost.host_us
+    assert found == NotMeasured("it was more than the whole call, at another moment")
+
+
+# ---- parts and wholes ----
+
+
+def found_cost(**changes: object) -> dict[str, object]:
+    return {"host_us": 28.6, "cpu_us": 60.0, "cores": 2.0, "ops": 5, **changes}
+
+
+def test_host_time_is_never_more_than_the_call() -> None:
+    assert cost_of(found_cost(), 40.0).host_us == 28.6
+    # The share of the same moment is the better witness, and noise only adds.
+    assert cost_of(found_cost(host_share=0.5), 27.4).host_us == pytest.approx(13.7)
+    assert cost_of(found_cost(host_share=0.9), 40.0).host_us == 28.6
+    unknown = cost_of(found_cost(), 27.4).host_us
+    assert isinstance(unknown, NotMeasured)
+    assert "28.6 µs, and 27.4 µs with all of it" in unknown.reason
+    assert isinstance(cost_of(found_cost(host_share=1.1), 27.4).host_us, NotMeasured)
+    assert cost_of(found_cost(), NotMeasured("it cannot")).host_us == 28.6
+
+
+def test_processor_time_is_never_more_than_the_call_on_all_its_cores() -> None:
+    assert cost_of(found_cost(), 27.4).cpu_us == pytest.approx(54.8)
+    assert cost_of(found_cost(), 40.0).cpu_us == 60.0
+    assert cost_of(found_cost(), NotMeasured("it cannot")).cpu_us == 60.0
+
+
+def test_costs_of_disturbed_calls_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
+) -> None:
+    monkeypatch.setattr(
+        CallableSide, "preempted", property(lambda self: True, lambda self, v: None), raising=False
+    )
+    (cell,) = measured([case()], ("torch",)).cells
+    for result in cell.results:
+        assert isinstance(result.cost.host_us, NotMeasured)
+        assert isinstance(result.cost.cpu_us, NotMeasured)
+        assert "took the processor away" in result.cost.cpu_us.reason
+        assert result.cost.ops is not None
+    unknown = NotMeasured("it was disturbed")
+    given = found_cost(cpu_us=unknown, cores=unknown, host_us=unknown)
+    found = cost_of(given, 27.4)
+    assert found.cpu_us == found.host_us == unknown
+
+
+def test_a_side_that_is_gone_after_it_was_timed_keeps_its_times(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
+) -> None:
+    def gone(self: worker.Server) -> None:
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(worker.Server, "cost", gone)
+    (cell,) = measured([case()], ("torch",)).cells
+    assert cell.result("torch").measured
+    assert cell.result("torch").cost.host_us == NotMeasured("RuntimeError: gone")
+
+
+def test_a_call_that_is_hardly_more_than_its_host_part_is_timed_in_turn_with_it() -> None:
+    class Sleeps:
+        countable = False
+
+        def idle(self) -> object:
+            return lambda: time.sleep(2e-4)
+
+    server = worker.Server.__new__(worker.Server)
+    server.runtime, server.call = Sleeps(), lambda: time.sleep(3e-4)
+    server.side = CallableSide(server.call)
+    assert set(server._host()) == {"host_us", "host_share"}
+
+
+def test_on_a_busy_machine_no_part_exceeds_its_whole() -> None:
+    cases = [case(rows=1), case(GATED, rows=2)]
+    bench = replace(plan(cases, ("torch",), seconds=0.1), peaks=PEAKS)
+    with busy_cores(2):
+        cells = tuple(measure(bench, cases, latency=True))
+    bench = replace(bench, cells=cells)
+    cpus = os.cpu_count() or 1
+    for cell in cells:
+        for result in cell.results:
+            us, cost = result.us, result.cost
+            if not isinstance(us, NotMeasured):
+                assert isinstance(cost.host_us, NotMeasured) or cost.host_us <= us
+                assert isinstance(cost.cpu_us, NotMeasured) or cost.cpu_us <= 1.01 * cpus * us
+            peak = bench.of_peak(cell, result.name)
+            assert isinstance(peak, NotMeasured) or peak[0] <= 1.0
+    assert Bench.from_dict(json.loads(bench.to_json())) == bench

@@ -22,6 +22,7 @@ from torchweld.benching.stages import AnyStage, LocalStage, open_stage
 from torchweld.benching.timing import single_calls
 from torchweld.benching.worker import arrays_of
 from torchweld.errors import TorchweldError
+from torchweld.not_measured import NotMeasured
 
 needs_signals = pytest.mark.skipif(
     sys.platform == "win32", reason="processes are parked by POSIX signals"
@@ -50,7 +51,8 @@ def outputs(stage: AnyStage, names: list[str]) -> list[np.ndarray]:
         stage.ask(name, "load", GATED, "float32", 5)
         (output,) = stage.ask(name, "prepare", 2, 3)
         assert stage.side(name).time(2) > 0
-        assert stage.ask(name, "cost")["cpu_us"] > 0
+        cpu_us = stage.ask(name, "cost")["cpu_us"]
+        assert isinstance(cpu_us, NotMeasured) or cpu_us > 0
         found.append(output)
     return found
 
@@ -107,7 +109,7 @@ def test_percentiles_need_calls_beyond_them() -> None:
     few = Latency(calls_us=tuple(float(i) for i in range(101)))
     assert few.percentile(50) == 50.0
     assert few.percentile(95) == 95.0
-    assert few.percentile(99) != few.percentile(99)  # NaN: one call is no percentile
+    assert few.percentile(99) == NotMeasured("p99 needs 500 calls, and there are 101")
     many = Latency(calls_us=tuple(float(i) for i in range(1001)))
     assert many.percentile(99) == 990.0
 

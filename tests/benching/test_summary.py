@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,10 @@ from tests.benching.samples import GATED, PEAKS, PLAIN, bench, case, cell, compa
 
 from torchweld.benching import Case, Latency, Mlp, maps, summarise
 from torchweld.benching.estimates import Pace, expected_s, startup_s
+from torchweld.benching.results import TOO_LOW
 from torchweld.benching.rows import csv_text, kept
 from torchweld.hardware import ReadPeak
+from torchweld.not_measured import NotMeasured
 
 
 def test_the_summary_is_of_the_first_backend_and_of_measured_cells() -> None:
@@ -38,31 +39,67 @@ def test_the_summary_is_of_the_first_backend_and_of_measured_cells() -> None:
 
 def test_a_summary_of_nothing() -> None:
     summary = summarise(bench([]))
-    assert (summary.cells, summary.measured, summary.worst) == (0, 0, None)
-    assert math.isnan(summary.mean)
+    assert (summary.cells, summary.measured, summary.verdicts) == (0, 0, 0)
+    assert summary.mean == summary.worst == NotMeasured("no cell was measured")
+    assert summary.largest_error_ratio == NotMeasured("nothing was verified")
+    assert summary.remedy is None
+
+
+def test_verdicts_on_anybody_count_and_a_remedy_is_an_option_to_paste() -> None:
+    unknown = comparison(1.0, "not measured")
+    made = bench(
+        [cell(case(), {"mkldnn": comparison(2.0), "cpu": unknown})], against=("mkldnn",), seconds=1
+    )
+    summary = summarise(made)
+    assert (summary.measured, summary.verdicts, summary.remedy) == (0, 1, "--seconds 4")
+    asked = replace(unknown, reason="5 of 20 rounds fitted into 1 s; give budget_s=37")
+    made = bench([cell(case(), {"cpu": asked})], seconds=1)
+    assert summarise(made).remedy == "--seconds 37"
+    assert summarise(bench([cell(case(), {"cpu": None})])).remedy is None  # no time would help
+    disturbed = replace(unknown, rounds=2, discarded=9)
+    made = bench([cell(case(), {"cpu": disturbed})], seconds=1)
+    assert summarise(made).remedy == "--seconds 4, or OMP_NUM_THREADS=1 before the command,"
+    alone = replace(made, threads=1)
+    assert summarise(alone).remedy == "--seconds 4"
 
 
 def test_the_share_of_the_peak_is_of_what_holds_a_shape_back() -> None:
-    few, many = (cell(case(rows=rows), {"cpu": comparison(1.0, us=1.0)}) for rows in (1, 1000))
+    few, many = (cell(case(rows=rows), {"cpu": comparison(1.0, us=10.0)}) for rows in (1, 1000))
     made = bench([few, many])
     assert few.moved_bytes == 4 * (192 + 12)
-    assert made.of_peak(few, "cpu") == (pytest.approx(few.moved_bytes / 1e4), "memory")
+    assert made.of_peak(few, "cpu") == (pytest.approx(few.moved_bytes / 1e5), "memory")
     assert many.gflops("eager") == pytest.approx(2 * 1000 * 192 / 123.456e3)
     share, what = made.of_peak(many, "cpu")
     assert what == "memory"  # an MLP this narrow moves more than it computes
-    assert share == pytest.approx(many.moved_bytes / 1e4)
+    assert share == pytest.approx(many.moved_bytes / 1e5)
     wide = cell(case(Mlp(sizes=(512, 512, 512)), rows=512), {"cpu": comparison(1.0, us=1e5)})
     share, what = made.of_peak(wide, "cpu")
     assert what == "compute"
     assert share == pytest.approx(wide.flops / 1e5 / 1e5)
-    assert bench([few], peaks=None).of_peak(few, "cpu") is None
+    nothing = bench([few], peaks=None).of_peak(few, "cpu")
+    assert nothing == NotMeasured("this machine's peaks were not measured")
+    assert bench([few], threads=3).of_peak(few, "cpu") == NotMeasured(
+        "no peak was measured for float32 on 3 threads"
+    )
+
+
+def test_a_call_faster_than_the_peaks_allow_has_no_share() -> None:
+    least_us = 4 * (192 + 12) / 1e4  # at 10 GB/s
+
+    def share(us: float) -> tuple[float, str] | NotMeasured:
+        one = cell(case(rows=1), {"cpu": comparison(1.0, us=us)})
+        return bench([one]).of_peak(one, "cpu")
+
+    assert share(least_us * 1.25) == (pytest.approx(0.8), "memory")
+    assert share(least_us / 1.02) == (1.0, "memory")  # within what a probe may exceed a peak by
+    assert share(least_us / 1.46) == NotMeasured(TOO_LOW)
 
 
 def test_data_that_stay_in_the_cache_are_held_to_its_rate_and_cold_ones_to_memorys() -> None:
     sets = ((1 << 10, 100.0), (1 << 12, 50.0), (1 << 30, 10.0))
     read = tuple(ReadPeak(working_set_bytes=size, threads=2, gbps=gbps) for size, gbps in sets)
     peaks = replace(PEAKS, read=read)
-    wide = cell(case(Mlp(sizes=(32, 32)), rows=1), {"cpu": comparison(1.0, us=1.0)})
+    wide = cell(case(Mlp(sizes=(32, 32)), rows=1), {"cpu": comparison(1.0, us=10.0)})
     assert (1 << 12) < wide.moved_bytes < (1 << 13)
 
     def share(**changes: Any) -> float:
@@ -70,9 +107,9 @@ def test_data_that_stay_in_the_cache_are_held_to_its_rate_and_cold_ones_to_memor
         assert found is not None
         return found[0]
 
-    assert share(cache=1 << 13) == pytest.approx(wide.moved_bytes / 50e3)
-    assert share(cache=1 << 12) == pytest.approx(wide.moved_bytes / 10e3)
-    assert share(cache=1 << 13, cold=True) == pytest.approx(wide.moved_bytes / 10e3)
+    assert share(cache=1 << 13) == pytest.approx(wide.moved_bytes / 500e3)
+    assert share(cache=1 << 12) == pytest.approx(wide.moved_bytes / 100e3)
+    assert share(cache=1 << 13, cold=True) == pytest.approx(wide.moved_bytes / 100e3)
 
 
 # ---- the map ----
@@ -138,17 +175,37 @@ def test_csv_has_a_line_for_each_implementation_and_blanks_for_what_is_not_known
     assert (ours["ops"], eager["ops"], peer["ops"]) == ("1", "5", "")
     assert peer["refused"] == "it cannot"
     assert peer["call_us"] == eager["speedup"] == ""
+    assert peer["not_measured"] == "call_us, gflops, gbps, of_peak: it cannot"
+    assert eager["not_measured"] == ours["not_measured"] == ""
     assert csv_text(bench([])) == "\n"
 
 
 def test_not_measured_has_no_interval_in_rows() -> None:
     made = bench([cell(case(), {"cpu": comparison(1.0, "not measured")})])
     data, samples = kept(made, made.cells[0])
-    assert data["cpu"]["low"] is None
-    assert data["cpu"]["high"] is None
+    why = {"not_measured": "because we say so"}
+    assert data["cpu"]["low"] == data["cpu"]["high"] == data["cpu"]["speedup"] == why
     assert data["cpu"]["verdict"] == "not measured"
+    assert data["cpu"]["not_measured"] == "speedup, low, high, verdict: because we say so"
+    (_, ours) = csv.DictReader(io.StringIO(csv_text(made)))
+    assert (ours["low"], ours["speedup"]) == ("", "")
+    assert ours["not_measured"] == data["cpu"]["not_measured"]
     assert samples["cpu log_ratios"] == (0.5, 0.6)
     assert data["eager"]["call_us"] == 123.456
+
+
+def test_a_speed_without_a_verdict_is_no_figure_of_the_history() -> None:
+    noisy = replace(comparison(1.5), verdict="not measured", reason="too wide")
+    one = cell(case(), {"cpu": noisy})
+    eager, ours = one.results
+    made = bench([replace(one, results=(eager, replace(ours, callers=noisy)))], callers=2)
+    data, _ = kept(made, made.cells[0])
+    why = {"not_measured": "too wide"}
+    assert data["cpu"]["speedup"] == data["cpu"]["callers_ratio"] == why
+    assert data["cpu"]["call_us"] == noisy.candidate_us  # a time is a time
+    (_, row) = csv.DictReader(io.StringIO(csv_text(made)))
+    assert (row["speedup"], row["verdict"]) == ("1.5", "not measured")
+    assert row["not_measured"] == "verdict, callers_verdict: too wide"
 
 
 def test_single_calls_and_callers_are_kept_too() -> None:

@@ -23,7 +23,8 @@ def known_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
         fma=tuple(replace(peak, threads=threads) for peak in PEAKS.fma),
         read=tuple(replace(peak, threads=threads) for peak in PEAKS.read),
     )
-    monkeypatch.setattr(bench_verb, "machine_peaks", lambda: (peaks, ()))
+    monkeypatch.setattr(bench_verb, "machine_peaks", lambda dtypes: (peaks, ()))
+    monkeypatch.setattr(bench_verb, "busy_cores", lambda: 0.0)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,12 @@ from tests.cli.texts import line_with, squeezed
 
 from torchweld import hardware
 from torchweld.benching import Bench, Case, Latency, Mlp, choosing, summarise
+from torchweld.cli import bench as bench_verb
 from torchweld.cli import bench_running
 from torchweld.cli.bench_running import Keeper
 from torchweld.measuring import Verdict
 from torchweld.models import MODELS
+from torchweld.not_measured import NotMeasured
 from torchweld.planning import planner
 from torchweld.report.bench import bench_head, bench_sections
 from torchweld.report.style import to_text
@@ -315,11 +316,71 @@ def test_help_has_examples(bench: Bencher) -> None:
 def test_figures_that_are_not_known_are_dashes(bench: Bencher, fake: FakeCompare) -> None:
     one = cell(case(), {"cpu": None})
     done = made_bench(
-        [replace(one, results=(replace(one.results[0], us=math.nan), one.results[1]))]
+        [replace(one, results=(one.results[0].left_out("it cannot"), one.results[1]))]
     )
     shown = to_text(bench_sections(done, summarise(done), 100), 100)
     assert "–→–" in shown
-    assert "left out in 3 × 8→16→4 gelu fp32: cpu: it cannot" in shown
+    assert "left out in 3 × 8→16→4 gelu fp32: eager, cpu: it cannot" in shown
+
+
+def test_a_share_above_the_peak_is_a_dash_and_says_what_renews_the_peaks() -> None:
+    one = cell(case(), {"cpu": comparison(2.0, us=0.1)}, us=100.0)
+    done = made_bench([one])
+    shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
+    assert "→– % m" in shown
+    assert "1 of 2 shares of the peak are not measured: the call took less than" in shown
+    assert "torchweld info --measure renews them" in shown
+
+
+def test_a_host_time_that_is_not_known_says_why() -> None:
+    one = cell(case(), {"cpu": comparison(2.0)})
+    eager, ours = one.results
+    ours = replace(ours, cost=replace(ours.cost, host_us=NotMeasured("it was busier")))
+    done = made_bench([replace(one, results=(eager, ours))])
+    shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
+    assert "9.00→–" in shown
+    assert "1 of 2 host times are not measured: it was busier" in shown
+
+
+def test_what_was_not_measured_reads_so_everywhere() -> None:
+    never = comparison(1.0, "not measured")
+    never = replace(never, baseline_us=NotMeasured("busy"), candidate_us=NotMeasured("busy"))
+    sizes = [Mlp(sizes=(8, hidden, 8)) for hidden in (16, 32)]
+    cells = [
+        cell(case(mlp, rows=rows), {"cpu": comparison(2.0) if rows == 1 else never})
+        for mlp in sizes
+        for rows in (1, 2)
+    ]
+    latency = Latency(calls_us=(1.0, 2.0))
+    cells = [
+        replace(
+            one,
+            results=tuple(
+                replace(r, us=r.comparison.candidate_us, latency=latency, callers=r.comparison)
+                if r.comparison is not None
+                else r
+                for r in one.results
+            ),
+        )
+        for one in cells
+    ]
+    done = made_bench(cells, callers=2)
+    shown = to_text([*bench_head(done), *bench_sections(done, summarise(done), 100)], 100)
+    words = shown.replace("→", " ").replace("–", " ").split()
+    assert not {"nan", "inf", "NaN", "None"} & set(words)
+    assert "hidden 16: wins at 1, not measured at 2 rows" in squeezed(shown)
+    assert "2 of 4 cells not measured; on this machine --seconds 6 may help." in squeezed(shown)
+    assert "because we say so (1 more cell likewise)" in squeezed(shown)
+
+
+def test_the_load_of_the_machine_comes_before_any_figure(
+    bench: Bencher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_verb, "busy_cores", lambda: 1.5)
+    _, out, _ = bench(*SMALL, "--backend", "torch")
+    assert out.startswith("This machine is busy: other processes use 1.5 of its")
+    _, out, _ = bench(*SMALL, "--backend", "torch", "--json")
+    assert Bench.from_dict(json.loads(out)).busy_cores == 1.5
 
 
 def test_one_reason_of_all_sides_is_told_once() -> None:
@@ -335,7 +396,7 @@ def test_an_error_that_cannot_be_told_is_not_shown_as_a_figure() -> None:
     one = cell(case(), {"cpu": comparison(2.0)})
     eager, ours = one.results
     assert ours.check is not None
-    ours = replace(ours, check=replace(ours.check, error_ratio=math.nan))
+    ours = replace(ours, check=replace(ours.check, error_ratio=NotMeasured("eager is exact")))
     done = made_bench([replace(one, results=(eager, ours))])
     shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
     assert "; output error 0.50 of what the numerical rule allows; " in shown

@@ -22,6 +22,7 @@ from tests.cli.texts import line_with, squeezed
 
 from torchweld import files, hardware
 from torchweld.benching import Bench, runtimes, timing
+from torchweld.cli.main import run
 from torchweld.errors import TorchweldError
 from torchweld.history import History, Recording
 
@@ -148,8 +149,38 @@ def test_nothing_measured_is_exit_code_2_with_the_reason(bench: Bencher, fake: F
     code, out, _ = bench(*SMALL, "--backend", "torch")
     assert code == 2
     assert "not measured: 3 × 8→16→4 gelu fp32: because we say so" in squeezed(out)
-    assert squeezed(out).endswith("torch: nothing was measured.")
+    said = "torch: nothing was measured; on this machine --seconds 6 may help."
+    assert squeezed(out).endswith(said)
     assert "3.20" not in out  # as a speed-up is shown; times have one digit less
+
+
+def test_a_verdict_on_anybody_is_exit_code_0(bench: Bencher, fake: FakeCompare) -> None:
+    fake.verdicts["torch"] = "not measured"
+    code, out, _ = bench(*SMALL, "--backend", "torch,reference")
+    assert code == 0
+    assert "torch: nothing was measured; on this machine --seconds 6" in squeezed(out)
+    assert "3.20" in out
+
+
+def test_a_run_in_which_nothing_was_measured_is_kept_and_shown(
+    bench: Bencher,
+    fake: FakeCompare,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake.verdict = "not measured"
+    runs = tmp_path / "runs.sqlite"
+    code, _, err = bench(*SMALL, "--backend", "torch", "--save", "main", "--history", str(runs))
+    assert (code, err) == (2, "")
+    with History.open(runs) as history:
+        (kept,) = history.runs("main")
+        assert kept.summary["mean"] == {"not_measured": "no cell was measured"}
+        assert kept.cells[0].data["torch"]["speedup"] == {"not_measured": "because we say so"}
+    assert run(["history", "show", "main", "--history", str(runs)]) == 0
+    shown = squeezed(capsys.readouterr().out)
+    cell = "3 × 8→16→4 gelu fp32 torch"
+    assert f"not measured: {cell} speedup, {cell} low, {cell} high: because we say so" in shown
+    assert "torch speed-up" not in shown  # its two samples are not a figure
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])

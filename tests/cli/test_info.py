@@ -16,6 +16,7 @@ from torchweld.cli import info as info_verb
 from torchweld.cli.main import run
 from torchweld.errors import BuildError, NotMeasuredError
 from torchweld.hardware import BuildInfo, Caches, FmaPeak, Hardware, Peaks, ReadPeak
+from torchweld.not_measured import NotMeasured
 
 MACHINE = Hardware(
     cpu_model="Example CPU with a rather long marketing name, 64-Core Processor @ 2.00 GHz",
@@ -137,6 +138,19 @@ def test_an_impossible_instruction_set_is_a_fact_not_an_error(show: Show) -> Non
 def test_peaks_that_cannot_be_measured_fail_the_command(show: Show) -> None:
     text = show("--measure", code=2, peaks=NotMeasuredError("the machine is busy"))
     assert text == "torchweld: the machine is busy\n"
+
+
+def test_the_load_is_told_before_peaks_are_measured(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(info_verb, "busy_cores", lambda: 1.5)
+    assert show("--measure", peaks=PEAKS).startswith("This machine is busy: other processes use 1.")
+    assert json.loads(show("--measure", "--json", peaks=PEAKS))["busy_cores"] == 1.5
+    assert "busy" not in show(peaks=PEAKS)
+    unknown = NotMeasured("this system does not tell")
+    monkeypatch.setattr(info_verb, "busy_cores", lambda: unknown)
+    found = json.loads(show("--measure", "--json", peaks=PEAKS))["busy_cores"]
+    assert found == {"not_measured": "this system does not tell"}
 
 
 def test_json_holds_the_same_facts(show: Show) -> None:

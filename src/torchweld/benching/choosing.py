@@ -62,10 +62,16 @@ def why_not(name: str, case: Case) -> str:
     return ""
 
 
-def machine_peaks() -> tuple[hardware.Peaks | None, tuple[str, ...]]:
-    """The peaks of this machine, measured if they have to be, and what to say about that."""
+def machine_peaks(
+    dtypes: Sequence[str] = ("float32",),
+) -> tuple[hardware.Peaks | None, tuple[str, ...]]:
+    """The peaks of this machine, measured if they have to be, and what to say about that.
+
+    Kept ones that a probe of these dtypes, or of memory, exceeds are not used: every share of them
+    would be too high.
+    """
     kept = hardware.peaks()
-    if kept is not None and hardware.holds(kept) and _reads_hold(kept):
+    if kept is not None and hardware.holds(kept, dtypes) and _reads_hold(kept):
         return kept, ()
     why = "there were none" if kept is None else "those kept from before were exceeded"
     try:
@@ -73,9 +79,8 @@ def machine_peaks() -> tuple[hardware.Peaks | None, tuple[str, ...]]:
             f"this machine's peaks were measured before the cells, since {why}; they are kept",
         )
     except NotMeasuredError as error:
-        if kept is not None:
-            return kept, (f"shares of the peak are too high: {why}; measured anew, {error}",)
-        return None, (f"no share of this machine's peak is shown: {error}",)
+        said = "" if kept is None else f"{why}, and could not be measured anew: "
+        return None, (f"no share of this machine's peak is shown: {said}{error}",)
 
 
 def _reads_hold(kept: hardware.Peaks) -> bool:

@@ -1,7 +1,13 @@
-"""What a bench found: dataclasses that save to JSON and load again."""
+"""What a bench found: dataclasses that save to JSON and load again.
+
+A figure that nobody could measure is a `NotMeasured` with its reason; None stands where a figure
+does not apply, or was not asked for. A part is never larger than its whole: what the machine's
+moods made so is not measured.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -10,28 +16,51 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from torchweld.benching.cases import Case
+from torchweld.benching.earlier import UPGRADES
 from torchweld.errors import TorchweldError
-from torchweld.hardware import Peaks
+from torchweld.hardware import TOLERATED_EXCESS, Peaks
 from torchweld.measuring import Comparison
-from torchweld.records import Count, Length, Measured, Ratio, from_plain, short
+from torchweld.not_measured import NotMeasured
+from torchweld.records import (
+    MOST_FLOAT,
+    Amount,
+    Bounds,
+    Count,
+    Length,
+    from_plain,
+    short,
+    to_plain,
+)
 
-KIND, VERSION = "torchweld.bench", 2
+KIND, VERSION = "torchweld.bench", 3
 PERCENTILES = (50, 95, 99)
 # So many calls have to lie beyond a percentile for it to be one.
 CALLS_BEYOND = 5
+TOO_LOW = (
+    "the call took less than the least time by this machine's kept peaks, so these are too low; "
+    "torchweld info --measure renews them"
+)
+# Of a call, which always takes some.
+Time = Annotated[float, Bounds(1 / MOST_FLOAT)]
+
+
+def told(value: float, why: str) -> float | NotMeasured:
+    """`value`; not measured, because of `why`, where it is not a number."""
+    return min(value, MOST_FLOAT) if math.isfinite(value) else NotMeasured(why)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The numerical rule on one output, ratios being to what it allows.
 
-    `error_ratio`: the largest error to eager's largest; NaN where eager is exact.
+    `error_ratio`: the largest error to eager's largest; not measured where eager is exact. None is
+    measured where an output is not finite.
     """
 
     ok: bool
-    error_ratio: Measured
-    row_ratio: Measured
-    rms_ratio: Measured
+    error_ratio: Amount | NotMeasured
+    row_ratio: Amount | NotMeasured
+    rms_ratio: Amount | NotMeasured
     reason: str | None
 
 
@@ -41,29 +70,30 @@ class Cost:
 
     ops, buffers: what it dispatches and allocates; None too where an op leaves the work to torch
     host_us:      Python, dispatch and allocation: the same call with nothing to compute; of a whole
-                  model, by its profile
-    cpu_us:       processor time of all threads
+                  model, by its profile. At most the time of the call
+    cpu_us:       processor time of all threads; at most the time of the call on every CPU
     cuda_us:      on a CUDA device, where there is one and it was asked for
     """
 
     ops: Count | None = None
     buffers: Count | None = None
-    host_us: Measured | None = None
-    cpu_us: Measured | None = None
-    cuda_us: Measured | None = None
+    host_us: Amount | NotMeasured | None = None
+    cpu_us: Amount | NotMeasured | None = None
+    cuda_us: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
     """Single calls, as a user meets them."""
 
-    calls_us: tuple[Ratio, ...]
+    calls_us: tuple[Time, ...]
 
-    def percentile(self, percent: int) -> float:
-        """NaN where too few calls lie beyond it."""
+    def percentile(self, percent: int) -> float | NotMeasured:
+        """Not measured where too few calls lie beyond it."""
         ordered = sorted(self.calls_us)
-        if len(ordered) * (100 - percent) / 100 < CALLS_BEYOND:
-            return math.nan
+        needed = math.ceil(CALLS_BEYOND * 100 / (100 - percent))
+        if len(ordered) < needed:
+            return NotMeasured(f"p{percent} needs {needed} calls, and there are {len(ordered)}")
         place = (len(ordered) - 1) * percent / 100
         low = int(place)
         high = min(low + 1, len(ordered) - 1)
@@ -74,18 +104,18 @@ class Latency:
 class Result:
     """One implementation in one cell.
 
-    us:         a call, the median over rounds; NaN where nothing was timed
+    us:         a call, the median over rounds
     check:      None for eager, which others are judged beside, and where it did not run
-    refused:    why nothing was timed
+    refused:    why it did not take part, or was not timed; None where it was
     comparison: with eager; None for eager
     callers:    the same with several callers at once; `us` in it are between calls that finish
     """
 
     name: str
-    us: Ratio = math.nan
+    us: Time | NotMeasured = NotMeasured("it was not timed")
     kernel: str = ""
     check: Check | None = None
-    refused: str = ""
+    refused: str | None = None
     comparison: Comparison | None = None
     cost: Cost = field(default_factory=Cost)
     copied_bytes: Count = 0
@@ -96,6 +126,10 @@ class Result:
     def measured(self) -> bool:
         """Whether there is a verdict on it."""
         return self.comparison is not None and self.comparison.verdict != "not measured"
+
+    def left_out(self, reason: str) -> Result:
+        """The same, not timed for this reason."""
+        return dataclasses.replace(self, refused=reason, us=NotMeasured(reason))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +152,13 @@ class Cell:
     def result(self, name: str) -> Result:
         return next(result for result in self.results if result.name == name)
 
-    def gflops(self, name: str) -> float:
-        return self.flops / (1e3 * self.result(name).us)
+    def gflops(self, name: str) -> float | NotMeasured:
+        us = self.result(name).us
+        return us if isinstance(us, NotMeasured) else self.flops / (1e3 * us)
 
-    def gbps(self, name: str) -> float:
-        return self.moved_bytes / (1e3 * self.result(name).us)
+    def gbps(self, name: str) -> float | NotMeasured:
+        us = self.result(name).us
+        return us if isinstance(us, NotMeasured) else self.moved_bytes / (1e3 * us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +173,7 @@ class Bench:
     preset:   the series that was measured, where it has a name
     peaks:    what the machine was seen to do at best
     cache:    bytes of its last-level cache
+    busy_cores: what others took of the machine when the bench began
     """
 
     torch: str
@@ -155,6 +192,7 @@ class Bench:
     callers: Count = 0
     peaks: Peaks | None = None
     cache: Count = 0
+    busy_cores: Amount | NotMeasured = NotMeasured("nobody looked")
     cells: tuple[Cell, ...] = ()
     interrupted: bool = False
 
@@ -175,23 +213,29 @@ class Bench:
     def first(self) -> str:
         return self.backends[0]
 
-    def of_peak(self, cell: Cell, name: str) -> tuple[float, str] | None:
-        """The share of what this machine allows for the cell, and what holds it back.
+    def of_peak(self, cell: Cell, name: str) -> tuple[float, str] | NotMeasured:
+        """The share of what this machine allows for the cell, 1 at most, and what holds it back.
 
         The least time is that of its FLOPs at the peak, or of its bytes at the bandwidth measured
-        for so many: whichever is longer.
+        for so many: whichever is longer. A call that took less than that shows that the peaks are
+        too low, and has no share.
         """
         us = cell.result(name).us
-        if self.peaks is None or not math.isfinite(us):
-            return None
+        if isinstance(us, NotMeasured):
+            return us
+        if self.peaks is None:
+            return NotMeasured("this machine's peaks were not measured")
         gflops = self.peaks.fma_gflops(cell.dtype, self.threads)
         cold = self.cold or (cell.case is not None and cell.case.cold)
         gbps = self._gbps(self.peaks, cell.moved_bytes, cold)
         if not gflops or not gbps:
-            return None
+            threads = f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+            return NotMeasured(f"no peak was measured for {cell.dtype} on {threads}")
         compute_us, memory_us = cell.flops / (1e3 * gflops), cell.moved_bytes / (1e3 * gbps)
         what = "compute" if compute_us >= memory_us else "memory"
-        return max(compute_us, memory_us) / us, what
+        share = max(compute_us, memory_us) / us
+        # What a probe may exceed the peak by is within the error of both.
+        return NotMeasured(TOO_LOW) if share > TOLERATED_EXCESS else (min(share, 1.0), what)
 
     def _gbps(self, peaks: Peaks, size: int, cold: bool) -> float | None:
         """The rate measured for a working set that lies where this one does: in cache, or not."""
@@ -210,16 +254,23 @@ class Bench:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Bench:
-        """The opposite of `to_dict`; a TorchweldError that says what does not fit."""
+        """The opposite of `to_dict`, of this version and earlier ones.
+
+        Raises a TorchweldError that says what does not fit.
+        """
         if not isinstance(data, Mapping):
             raise TorchweldError(f"the bench is a {type(data).__name__}, no object")
-        given = data.get("kind"), data.get("version")
-        if given != (KIND, VERSION):
+        kind, version = data.get("kind"), data.get("version")
+        fields = _plain_comparisons(dict(data))
+        while type(version) is int and kind == KIND and version in UPGRADES:
+            fields, version = UPGRADES[version](fields), version + 1
+        if (kind, version) != (KIND, VERSION) or type(version) is not int:
+            given = data.get("kind"), data.get("version")
             raise TorchweldError(
                 f"kind and version are {' and '.join(map(short, given))}, and must be {KIND!r} and "
                 f"{VERSION}; load what torchweld bench --json wrote with the same release"
             )
-        return from_plain(Bench, _unmarked(dict(data)), "bench")
+        return from_plain(Bench, fields, "bench")
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), allow_nan=False)
@@ -234,25 +285,35 @@ def plain_cell(cell: Cell) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Comparison):
         return value.to_dict()
+    if isinstance(value, NotMeasured):
+        return to_plain(value)
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return to_plain(value)
 
 
-def _unmarked(data: Any) -> Any:
-    """Without the kind and version of the bench, and of each comparison in it."""
+def _plain_comparisons(data: Any) -> Any:
+    """Without the kind and version of the bench; comparisons brought up to date, without theirs."""
     if isinstance(data, list):
-        return [_unmarked(item) for item in data]
+        return [_plain_comparisons(item) for item in data]
     if not isinstance(data, dict):
         return data
     kept = {name: item for name, item in data.items() if name not in ("kind", "version")}
-    for name in ("cells", "results", "comparison", "callers"):
+    for name in ("cells", "results"):
         if isinstance(kept.get(name), (list, dict)):
-            kept[name] = _unmarked(kept[name])
+            kept[name] = _plain_comparisons(kept[name])
+    for name in ("comparison", "callers"):
+        if isinstance(kept.get(name), dict):
+            kept[name] = _plain_comparison(kept[name])
     return kept
+
+
+def _plain_comparison(data: dict[str, Any]) -> dict[str, Any]:
+    # What cannot be read here is read again, by what can say where it stands.
+    with contextlib.suppress(TorchweldError):
+        data = Comparison.from_dict(data).to_dict()
+    return {name: item for name, item in data.items() if name not in ("kind", "version")}

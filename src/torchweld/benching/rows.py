@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchweld.benching.results import PERCENTILES, Bench, Cell, Result
+from torchweld.not_measured import NotMeasured
+from torchweld.records import to_plain
 
 
 def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
-    """Every figure by name; None where there is none."""
+    """Every figure by name; None where there is none, NotMeasured where it could not be had."""
     compared, together, cost = result.comparison, result.callers, result.cost
-    peak = bench.of_peak(cell, result.name)
-    low, high = compared.interval if compared is not None else (math.nan, math.nan)
-    low = low if math.isfinite(high) else math.nan
+    peak = bench.of_peak(cell, result.name) if bench.peaks is not None else None
+    interval: Any = compared and compared.interval
+    low, high = interval if isinstance(interval, tuple) else (interval, interval)
     row: dict[str, Any] = {
         "call_us": result.us,
         "speedup": compared and compared.speedup,
@@ -27,8 +28,8 @@ def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
         "noise": compared and compared.noise,
         "gflops": cell.gflops(result.name),
         "gbps": cell.gbps(result.name),
-        "of_peak": peak and peak[0],
-        "bound": peak and peak[1],
+        "of_peak": peak[0] if isinstance(peak, tuple) else peak,
+        "bound": peak[1] if isinstance(peak, tuple) else None,
         "ops": cost.ops,
         "buffers": cost.buffers,
         "host_us": cost.host_us,
@@ -47,26 +48,50 @@ def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
         row["callers_ratio"] = together and together.speedup
         row["callers_verdict"] = together and together.verdict
     row["refused"] = result.refused
-    return {key: _finite(value) for key, value in row.items()}
+    return row | {"not_measured": _reasons(row, result)}
 
 
-def calls_per_s(cell: Cell, result: Result) -> float:
-    """What several callers together finish; eager's is in the comparison of anybody."""
+def _reasons(row: Mapping[str, Any], result: Result) -> str | None:
+    """What was not measured and why, figures with the same reason together."""
+    found: dict[str, list[str]] = {}
+    for name, value in row.items():
+        if isinstance(value, NotMeasured):
+            found.setdefault(value.reason, []).append(name)
+    for name, compared in (("verdict", result.comparison), ("callers_verdict", result.callers)):
+        if compared is not None and compared.verdict == "not measured":
+            found.setdefault(compared.reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in found.items()) or None
+
+
+def calls_per_s(cell: Cell, result: Result) -> float | NotMeasured | None:
+    """What several callers together finish; eager's is in the comparison of anybody.
+
+    None where there were none.
+    """
     if result.callers is not None:
-        return 1e6 / result.callers.candidate_us
-    others = [other.callers for other in cell.results if other.callers is not None]
-    if result.name != "eager" or not others:
-        return math.nan
-    return 1e6 / max(others, key=lambda comparison: comparison.rounds).baseline_us
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        us = result.callers.candidate_us
+    else:
+        others = [other.callers for other in cell.results if other.callers is not None]
+        if result.name != "eager" or not others:
+            return None
+        us = max(others, key=lambda comparison: comparison.rounds).baseline_us
+    return us if isinstance(us, NotMeasured) else 1e6 / us
 
 
 def kept(bench: Bench, cell: Cell) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]]:
-    """Data and samples of a cell, as the history takes them."""
-    data = {result.name: row_of(bench, cell, result) for result in cell.results}
+    """Data and samples of a cell, as the history takes them.
+
+    Runs are compared there by their figures alone, so a speed without a verdict is none.
+    """
+    data: dict[str, Any] = {}
+    for result in cell.results:
+        row = row_of(bench, cell, result)
+        if result.comparison is not None and not result.measured:
+            unknown = NotMeasured(result.comparison.reason)
+            row |= {"speedup": unknown, "low": unknown, "high": unknown}
+        if result.callers is not None and result.callers.verdict == "not measured":
+            row["callers_ratio"] = NotMeasured(result.callers.reason)
+        data[result.name] = to_plain(row)
     samples: dict[str, tuple[float, ...]] = {}
     for result in cell.results:
         if result.comparison is not None:
@@ -80,7 +105,10 @@ def kept(bench: Bench, cell: Cell) -> tuple[dict[str, Any], dict[str, tuple[floa
 
 
 def csv_text(bench: Bench) -> str:
-    """A header and a line for each implementation in each cell; empty where there is no figure."""
+    """A header and a line for each implementation in each cell.
+
+    A figure that was not measured is empty, and `not_measured` says which and why.
+    """
     rows = list(_csv_rows(bench))
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
@@ -102,4 +130,6 @@ def _csv_rows(bench: Bench) -> Iterator[dict[str, Any]]:
             }
         shape["dtype"] = cell.dtype
         for result in cell.results:
-            yield {**shape, "implementation": result.name, **row_of(bench, cell, result)}
+            row = row_of(bench, cell, result)
+            figures = {k: "" if isinstance(v, NotMeasured) else v for k, v in row.items()}
+            yield {**shape, "implementation": result.name, **figures}

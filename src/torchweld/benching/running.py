@@ -7,7 +7,7 @@ gradients, on the CPU, with the same weights. M rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,16 @@ from torch import Tensor
 from torchweld.benching.cases import Case, Mlp
 from torchweld.benching.choosing import why_not
 from torchweld.benching.processes import BLOCK_RUNTIMES, WorkerError
-from torchweld.benching.results import Bench, Cell, Check, Cost, Latency, Result
+from torchweld.benching.results import Bench, Cell, Check, Cost, Latency, Result, told
 from torchweld.benching.stages import AnyStage, open_stage
-from torchweld.benching.timing import MIN_ROUNDS, MOST_CELL_S, CallersSide, paired, single_calls
+from torchweld.benching.timing import MOST_CELL_S, CallersSide, paired, single_calls
 from torchweld.benching.truth import JUDGED_ROWS, Truth
 from torchweld.errors import TorchweldError
 from torchweld.measuring import Comparison
+from torchweld.not_measured import NotMeasured
 
+# Why there is no ratio of errors.
+EXACT, NOT_FINITE = "eager's own error is 0", "the output is not finite"
 # A comparison that cannot get enough undisturbed rounds gives up early; the second has twice the
 # time.
 ATTEMPTS = 2
@@ -60,18 +63,15 @@ class Blocks:
             except WorkerError as error:
                 reason = str(error)
             if reason:
-                results[name] = replace(results[name], refused=reason)
+                results[name] = results[name].left_out(reason)
         if "eager" in outputs:
             self._stage.park_all()
             results = self._checked(case, outputs, results)
-            right = [name for name, result in results.items() if not result.refused]
-            for name in right:
-                results[name] = with_costs(self._stage, results[name])
             asked = replace(self._bench, cold=self._bench.cold or case.cold)
-            results = timed(self._stage, asked, results, right, latency)
+            results = timed(self._stage, asked, results, latency)
         else:
             why = f"eager did not run: {results['eager'].refused}"
-            results = {n: r if r.refused else replace(r, refused=why) for n, r in results.items()}
+            results = {n: r if r.refused else r.left_out(why) for n, r in results.items()}
         return Cell(
             name=str(case),
             case=case,
@@ -111,31 +111,75 @@ class Blocks:
             error = truth.largest_error(output)
             check = Check(
                 ok=judged.ok,
-                error_ratio=error / eager_error if eager_error else math.nan,
-                row_ratio=judged.row_ratio,
-                rms_ratio=judged.rms_ratio,
+                error_ratio=error_ratio(error, eager_error),
+                row_ratio=told(judged.row_ratio, NOT_FINITE),
+                rms_ratio=told(judged.rms_ratio, NOT_FINITE),
                 reason=judged.reason,
             )
-            refused = "" if check.ok else f"wrong: {check.reason}"
-            found[name] = replace(results[name], check=check, refused=refused)
+            found[name] = replace(results[name], check=check)
+            if not check.ok:
+                found[name] = found[name].left_out(f"wrong: {check.reason}")
         return found
 
 
 # ---- what blocks and whole models share ----
 
 
+def error_ratio(error: float, eager_error: float) -> float | NotMeasured:
+    """How many times eager's error it is."""
+    if not math.isfinite(error):
+        return NotMeasured(NOT_FINITE)
+    return told(error / eager_error, NOT_FINITE) if eager_error else NotMeasured(EXACT)
+
+
 def with_costs(stage: AnyStage, result: Result) -> Result:
     """With what it says of itself: the kernel that ran, copies, ops, host and processor time."""
     try:
         details = stage.ask(result.name, "details")
-        cost = Cost(**stage.ask(result.name, "cost"))
+        cost = cost_of(stage.ask(result.name, "cost"), result.us)
     except WorkerError as error:
-        return replace(result, refused=str(error))
+        unknown = NotMeasured(str(error))
+        return replace(result, cost=Cost(host_us=unknown, cpu_us=unknown))
     kernel = kernel_text(details)
     if kernel == COMPOSED:  # nothing is counted inside
         cost = replace(cost, ops=None, buffers=None)
     copied = int(details.get("copied_bytes", 0))
     return replace(result, cost=cost, kernel=kernel, copied_bytes=copied)
+
+
+def cost_of(found: Mapping[str, Any], us: float | NotMeasured) -> Cost:
+    """What a worker found, as parts of a call of `us`, which was timed at another moment."""
+    host_us = found.get("host_us")
+    if host_us is not None:
+        host_us = _part(host_us, found.get("host_share", math.inf), us)
+        if (
+            not isinstance(us, NotMeasured)
+            and not isinstance(host_us, NotMeasured)
+            and host_us > us
+        ):
+            host_us = NotMeasured(
+                f"with nothing to compute a call took {host_us:.3g} µs, and {us:.3g} µs with all "
+                "of it: the machine was busier at one moment than at the other"
+            )
+    return Cost(
+        ops=found.get("ops"),
+        buffers=found.get("buffers"),
+        host_us=host_us,
+        cpu_us=_part(found["cpu_us"], found["cores"], us),
+        cuda_us=found.get("cuda_us"),
+    )
+
+
+def _part(
+    part_us: float | NotMeasured, share: float | NotMeasured, us: float | NotMeasured
+) -> float | NotMeasured:
+    """Of a call of `us`. A share that was measured at one moment holds at another.
+
+    Of the two times that gives, the smaller is the less disturbed.
+    """
+    if isinstance(part_us, NotMeasured) or isinstance(us, NotMeasured):
+        return part_us
+    return share if isinstance(share, NotMeasured) else min(part_us, share * us)
 
 
 def kernel_text(details: dict[str, Any]) -> str:
@@ -145,13 +189,24 @@ def kernel_text(details: dict[str, Any]) -> str:
 
 
 def timed(
-    stage: AnyStage, bench: Bench, results: dict[str, Result], names: Sequence[str], latency: bool
+    stage: AnyStage, bench: Bench, results: dict[str, Result], latency: bool
 ) -> dict[str, Result]:
-    """With the times of `names`, eager first among them: compared, and as asked for besides."""
+    """With the times of all that were not refused, and what else a call of them costs."""
     found = dict(results)
-    names = [name for name in names if not found[name].refused]
+    names = [name for name, result in found.items() if not result.refused]
     if "eager" not in names or len(names) < 2:
-        return found
+        why = "there is nobody to compare it with"
+        found |= {name: replace(found[name], us=NotMeasured(why)) for name in names}
+    else:
+        found |= _times(stage, bench, {name: found[name] for name in names}, latency)
+    return found | {name: with_costs(stage, found[name]) for name in names}
+
+
+def _times(
+    stage: AnyStage, bench: Bench, results: dict[str, Result], latency: bool
+) -> dict[str, Result]:
+    """Of several, eager first: compared, and as asked for besides."""
+    found, names = dict(results), list(results)
     try:
         compared = _compared(stage, bench, names)
         for name, comparison in compared.items():
@@ -166,9 +221,9 @@ def timed(
             for name, comparison in _together(stage, bench, names).items():
                 found[name] = replace(found[name], callers=comparison)
     except TorchweldError as error:  # a side that gave up, or is gone
-        for name in names:
-            if not math.isfinite(found[name].us):
-                found[name] = replace(found[name], refused=str(error))
+        for name, result in found.items():
+            if isinstance(result.us, NotMeasured) and result.comparison is None:
+                found[name] = result.left_out(str(error))
     return found
 
 
@@ -200,6 +255,6 @@ def _compared(stage: AnyStage, bench: Bench, names: Sequence[str]) -> dict[str, 
             patience=attempt + 1,
             most_s=MOST_CELL_S,
         )
-        if all(comparison.rounds >= MIN_ROUNDS for comparison in found.values()):
+        if not any(isinstance(comparison.speedup, NotMeasured) for comparison in found.values()):
             break
     return {name: replace(comparison, cold=bench.cold) for name, comparison in found.items()}

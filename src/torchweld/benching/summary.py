@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,8 +11,11 @@ from typing import Literal
 
 from torchweld.benching.cases import SHORT_DTYPES, Mlp
 from torchweld.benching.results import Bench, Cell, Result
+from torchweld.not_measured import NotMeasured
 
 Outcome = Literal["wins", "loses", "same", "unknown"]
+# So many times the seconds are the first thing to try where they did not suffice.
+MORE = 4
 OUTCOMES: dict[str, Outcome] = {"faster": "wins", "slower": "loses", "same": "same"}
 
 
@@ -20,30 +24,34 @@ class Summary:
     """The first backend over all cells. Means are geometric, of the cells that were measured.
 
     `failed` (of any backend of ours) and `unmeasured` say which and why; `refused` has peers that
-    were not timed: "onnxruntime: float32 only" and the cells where that was so.
+    were not timed: "onnxruntime: float32 only" and the cells where that was so. `verdicts` counts
+    those on anybody; `remedy` is the option that may give some where rounds did not suffice.
     """
 
     backend: str
     cells: int
     measured: int
+    verdicts: int
+    remedy: str | None
     failed: tuple[str, ...]
     unmeasured: tuple[str, ...]
     refused: dict[str, tuple[str, ...]]
-    mean: float
+    mean: float | NotMeasured
     means: dict[str, float]  # by dtype
-    worst: tuple[str, float] | None
-    largest_error_ratio: float
-    largest_share_of_limit: float  # 1 is all that the numerical rule allows
+    worst: tuple[str, float] | NotMeasured
+    largest_error_ratio: float | NotMeasured
+    largest_share_of_limit: float | NotMeasured  # 1 is all that the numerical rule allows
     weight_bytes: int
     copied_bytes: int
 
 
 def summarise(bench: Bench) -> Summary:
     first = [(cell, cell.result(bench.first)) for cell in bench.cells]
+    speeds = [
+        (cell, result.comparison.speed) for cell, result in first if result.comparison is not None
+    ]
     speedups = [
-        (cell, result.comparison.speedup)
-        for cell, result in first
-        if result.measured and result.comparison is not None
+        (cell, speed.speedup) for cell, speed in speeds if not isinstance(speed, NotMeasured)
     ]
     # Cells of one block and dtype share its weights, and all of a model do.
     memory = {
@@ -51,27 +59,28 @@ def summarise(bench: Bench) -> Summary:
         for cell, result in first
     }
     checks = [result.check for _, result in first if result.check is not None]
-    errors = [check.error_ratio for check in checks if not math.isnan(check.error_ratio)]
     dtypes = dict.fromkeys(SHORT_DTYPES.get(cell.dtype, cell.dtype) for cell, _ in speedups)
     worst = min(speedups, key=lambda pair: pair[1], default=None)
+    unmeasured = [(cell, result) for cell, result in first if _unmeasured(result)]
+    why = "no cell was measured"
     return Summary(
         backend=bench.first,
         cells=len(first),
         measured=len(speedups),
+        verdicts=sum(result.measured for cell in bench.cells for result in cell.results),
+        remedy=_remedy(bench, [result for _, result in unmeasured]),
         failed=tuple(_failures(bench)),
-        unmeasured=tuple(
-            f"{cell.name}: {_why_not(result)}" for cell, result in first if _unmeasured(result)
-        ),
+        unmeasured=tuple(f"{cell.name}: {_why_not(result)}" for cell, result in unmeasured),
         refused=_refusals(bench),
-        mean=_mean([ratio for _, ratio in speedups]),
+        mean=_mean([ratio for _, ratio in speedups]) if speedups else NotMeasured(why),
         means={
             d: _mean([r for cell, r in speedups if SHORT_DTYPES.get(cell.dtype, cell.dtype) == d])
             for d in dtypes
         },
-        worst=None if worst is None else (worst[0].name, worst[1]),
-        largest_error_ratio=max(errors, default=math.nan),
-        largest_share_of_limit=max(
-            (max(check.row_ratio, check.rms_ratio) for check in checks), default=math.nan
+        worst=NotMeasured(why) if worst is None else (worst[0].name, worst[1]),
+        largest_error_ratio=_largest([check.error_ratio for check in checks]),
+        largest_share_of_limit=_largest(
+            [ratio for check in checks for ratio in (check.row_ratio, check.rms_ratio)]
         ),
         weight_bytes=sum(own for own, _ in memory.values()),
         copied_bytes=sum(copied for _, copied in memory.values()),
@@ -105,13 +114,37 @@ def _unmeasured(result: Result) -> bool:
 
 
 def _why_not(result: Result) -> str:
-    return result.refused if result.comparison is None else result.comparison.reason
+    if result.comparison is not None:
+        return result.comparison.reason
+    return result.us.reason if isinstance(result.us, NotMeasured) else "it was not compared"
+
+
+def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
+    """What to add to the command, where rounds were timed and did not tell."""
+    compared = [result.comparison for result in unmeasured if result.comparison is not None]
+    if not compared:
+        return None
+    # `compare` may have said what it needs.
+    said = " ".join(comparison.reason for comparison in compared)
+    asked = [int(text) for text in re.findall(r"budget_s=(\d{1,6})", said)]
+    seconds = f"--seconds {max([math.ceil(MORE * bench.seconds), *asked])}"
+    # A team waits for its last thread, so that each thread more is one more to be disturbed.
+    if bench.threads > 1 and any(one.discarded > one.rounds for one in compared):
+        return f"{seconds}, or OMP_NUM_THREADS=1 before the command,"
+    return seconds
 
 
 def _mean(ratios: Sequence[float]) -> float:
-    if not ratios:
-        return math.nan
     return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
+
+
+def _largest(values: Sequence[float | NotMeasured]) -> float | NotMeasured:
+    """Of those that are known; if none is, why the first is not."""
+    known = [value for value in values if not isinstance(value, NotMeasured)]
+    unknown = [value for value in values if isinstance(value, NotMeasured)]
+    if known:
+        return max(known)
+    return unknown[0] if unknown else NotMeasured("nothing was verified")
 
 
 # ---- the crossover map ----
@@ -119,10 +152,10 @@ def _mean(ratios: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """How the first backend fares against eager in one cell; `speedup` NaN: not known."""
+    """How the first backend fares against eager in one cell."""
 
     outcome: Outcome
-    speedup: float = math.nan
+    speedup: float | NotMeasured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +212,9 @@ def _map(backend: str, kind: str, dtype: str, cells: Sequence[Cell]) -> Map:
 def _spot(cell: Cell | None, backend: str) -> Spot | None:
     if cell is None:
         return None
-    compared = cell.result(backend).comparison
+    result = cell.result(backend)
+    compared = result.comparison
     if compared is None:
-        return Spot(outcome="unknown")
+        return Spot(outcome="unknown", speedup=NotMeasured(_why_not(result)))
     outcome = OUTCOMES.get(compared.verdict, "unknown")
     return Spot(outcome=outcome, speedup=compared.speedup)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from torchweld.benching.choosing import FLOAT32_ONLY, OWN_MODEL
 from torchweld.benching.processes import MODEL_RUNTIMES, WorkerError
-from torchweld.benching.results import Bench, Cell, Check, Result
-from torchweld.benching.running import timed, with_costs
+from torchweld.benching.results import Bench, Cell, Check, Result, told
+from torchweld.benching.running import EXACT, NOT_FINITE, timed
 from torchweld.benching.sources import Source
 from torchweld.benching.stages import AnyStage, open_stage
 from torchweld.errors import TorchweldError
+from torchweld.not_measured import NotMeasured
 from torchweld.verifying import Compared, Truth, compare_results
 
 # A foreign runtime that is further off than this many times eager's error computes something else.
@@ -87,15 +88,13 @@ def _cell(
                 outputs[name] = stage.ask(name, "prepare", number)
         except WorkerError as error:
             reason = str(error)
-        results[name] = replace(results[name], refused=reason)
+        if reason:
+            results[name] = results[name].left_out(reason)
     judge = _Judge(stage.ask("eager", "truth"), outputs["eager"])
     for name in bench.names[1:]:
         if name in outputs:
             results[name] = judge.checked(results[name], outputs[name])
-    right = [name for name, result in results.items() if not result.refused]
-    for name in right:
-        results[name] = with_costs(stage, results[name])
-    results = timed(stage, bench, results, right, latency)
+    results = timed(stage, bench, results, latency)
     return Cell(
         name=workload,
         case=None,
@@ -135,21 +134,23 @@ class _Judge:
     def checked(self, result: Result, arrays: list[Any]) -> Result:
         compared = compare_results(self._tensors(arrays), self._expected, self._truth, self._depth)
         check = _check(compared)
-        within = check.ok if result.name == OWN_MODEL else check.error_ratio <= MOST_ERROR
-        if check.ok or within:
+        ratio = check.error_ratio
+        close = not isinstance(ratio, NotMeasured) and ratio <= MOST_ERROR
+        if check.ok or (close and result.name != OWN_MODEL):
             return replace(result, check=replace(check, ok=True, reason=None))
-        return replace(result, check=check, refused=f"wrong: {check.reason}")
+        return replace(result, check=check).left_out(f"wrong: {check.reason}")
 
 
 def _check(compared: list[Compared]) -> Check:
     wrong = [f"{one.name} {one.reason}" for one in compared if not one.ok]
-    ratios = [one.error / one.reference_error for one in compared if one.reference_error > 0]
     hopeless = any(not math.isfinite(one.error) for one in compared)
+    ratios = [one.error / one.reference_error for one in compared if one.reference_error > 0]
     shares = [one.error / one.allowed for one in compared if one.allowed > 0]
+    unknown = NotMeasured(NOT_FINITE if hopeless else EXACT)
     return Check(
         ok=not wrong,
-        error_ratio=math.inf if hopeless else max(ratios, default=math.nan),
-        row_ratio=max(shares, default=0.0),
+        error_ratio=unknown if hopeless or not ratios else told(max(ratios), NOT_FINITE),
+        row_ratio=unknown if hopeless else told(max(shares, default=0.0), NOT_FINITE),
         rms_ratio=0.0,
         reason="; ".join(wrong) or None,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import math
 import os
 import signal
 import statistics
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,6 +32,7 @@ from torchweld.errors import TorchweldError
 from torchweld.hardware import compiled_part, hardware
 from torchweld.inputs import first_line
 from torchweld.measuring import CallableSide
+from torchweld.not_measured import NotMeasured
 from torchweld.verifying import floating
 
 # A visit to a worker times up to five blocks of calls and gives their median; a longer one costs
@@ -42,6 +45,9 @@ LEAST_FLUSH_BYTES = 64 << 20
 # What is not compared, but stands beside the times: blocks of calls, each of about so long.
 COST_BLOCKS, COST_BLOCK_S = 9, 500e-6
 CPU_S = 20e-3
+# A call that takes no more than so many times what it takes with nothing to compute is timed in
+# turn with that: noise between two moments would be larger than what tells them apart.
+NEAR = 4.0
 
 
 class Flush:
@@ -75,6 +81,28 @@ class Flush:
 @functools.cache
 def _flush() -> Flush:
     return Flush()
+
+
+def _undisturbed(
+    block: Callable[[], tuple[float, float] | None], most_s: float
+) -> tuple[float, float] | tuple[NotMeasured, NotMeasured]:
+    """Medians of what `block` gives, in about `most_s`; it gives None where it was disturbed.
+
+    A team whose core was taken away spins for the rest of a time slice, a thousand calls' worth.
+    """
+    found: list[tuple[float, float]] = []
+    tried, end_s = 0, time.perf_counter() + most_s
+    while tried < COST_BLOCKS or (not found and tried < 3 * COST_BLOCKS):
+        one = block()
+        tried += 1
+        if one is not None:
+            found.append(one)
+        if time.perf_counter() > end_s:
+            break
+    if not found:
+        unknown = NotMeasured(f"other processes took the processor away in each of {tried} tries")
+        return unknown, unknown
+    return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
 
 
 class Server:
@@ -148,41 +176,55 @@ class Server:
 
         ops, buffers: as they reach the dispatcher
         host_us:      what a call takes that has nothing to compute
+        host_share:   the same, to a call in the same rounds
         cpu_us:       processor time of all threads
+        cores:        the same, to the time of the same calls
         """
         self.show()
-        found: dict[str, Any] = {"cpu_us": self._cpu_us()}
+        found: dict[str, Any] = self._processor()
         if getattr(self.runtime, "countable", False):
             counts = count(self.call)
             found |= {"ops": len(counts.ops), "buffers": counts.buffers}
             if torch.cuda.is_available() and hasattr(self.runtime, "cuda_us"):
                 found["cuda_us"] = self.runtime.cuda_us()
-            host_us = self._host_us()
-            if host_us is not None:
-                found["host_us"] = host_us
+            found |= self._host()
         return found
 
-    def _host_us(self) -> float | None:
-        if hasattr(self.runtime, "host_us"):  # a whole model
-            return float(self.runtime.host_us())
-        side = CallableSide(self.runtime.idle())
+    def _host(self) -> dict[str, float | NotMeasured]:
+        if hasattr(self.runtime, "host"):  # a whole model
+            host_us, host_share = self.runtime.host()
+            return {"host_us": float(host_us), "host_share": float(host_share)}
+        idle = CallableSide(self.runtime.idle())
         try:
-            calls = max(1, round(COST_BLOCK_S / min(side.time(1) for _ in range(3))))
+            once_s = min(idle.time(1) for _ in range(3))
         except Exception:  # an op that does not take an empty x
-            return None
-        blocks_s = [side.time(calls) / calls for _ in range(COST_BLOCKS)]
-        return 1e6 * statistics.median(blocks_s)
+            return {}
+        calls = max(1, round(COST_BLOCK_S / once_s))
+        near = min(self.side.time(1) for _ in range(3)) < NEAR * once_s
 
-    def _cpu_us(self) -> float:
-        found: list[float] = []
-        end_s = time.perf_counter() + CPU_S
-        while not found or (len(found) < COST_BLOCKS and time.perf_counter() < end_s):
-            calls, begun_s, cpu_s = 0, time.perf_counter(), time.process_time()
-            while not calls or time.perf_counter() - begun_s < COST_BLOCK_S:
-                self.call()
-                calls += 1
-            found.append((time.process_time() - cpu_s) / calls)
-        return 1e6 * statistics.median(found)
+        def block() -> tuple[float, float] | None:
+            idle_s = idle.time(calls)
+            whole_s = self.side.time(calls) if near else math.inf
+            disturbed = idle.preempted or (near and self.side.preempted)
+            return None if disturbed else (1e6 * idle_s / calls, idle_s / whole_s)
+
+        host_us, share = _undisturbed(block, math.inf)
+        return {"host_us": host_us, **({"host_share": share} if near else {})}
+
+    def _processor(self) -> dict[str, float | NotMeasured]:
+        once_s = min(self.side.time(1) for _ in range(3))
+        calls = max(1, round(COST_BLOCK_S / once_s))
+
+        def block() -> tuple[float, float] | None:
+            # The processor's clock is read inside the wall's, so that no core counts twice.
+            begun_s, cpu_s = time.perf_counter(), time.process_time()
+            self.side.time(calls)
+            cpu_s = time.process_time() - cpu_s
+            elapsed_s = time.perf_counter() - begun_s
+            return None if self.side.preempted else (1e6 * cpu_s / calls, cpu_s / elapsed_s)
+
+        cpu_us, cores = _undisturbed(block, CPU_S)
+        return {"cpu_us": cpu_us, "cores": cores}
 
     def details(self) -> dict[str, Any]:
         """What the runtime says of itself, right after a call: others may have run since."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from torchweld.cli.screen import put, screen
 from torchweld.cli.writing import check_targets
 from torchweld.errors import TorchweldError
 from torchweld.files import write_whole
+from torchweld.load import busy_cores
 from torchweld.names import known
 from torchweld.planning.plan import Plan
 from torchweld.report.bench import bench_head, bench_sections, note_lines
@@ -95,9 +97,11 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
     }
     live = console if shown and console.is_terminal else None
 
-    def begun(planned: Bench) -> Bench:
-        peaks, notes = machine_peaks()
-        planned = replace(planned, peaks=peaks, notes=(*planned.notes, *notes))
+    def begun(planned: Bench, dtypes: Sequence[str] = ("float32",)) -> Bench:
+        busy = busy_cores()  # before anything of ours runs
+        peaks, notes = machine_peaks(dtypes)
+        notes = (*planned.notes, *notes)
+        planned = replace(planned, busy_cores=busy, peaks=peaks, notes=notes)
         if shown:
             put(bench_head(planned), console)
         keeper.begin(words(options), planned)
@@ -123,7 +127,8 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
     table = options["table"] is not None
     backends = list(WAYS) if table else listed("--backend", options["backend"])
     planned = plan(cases, backends, **common)
-    planned = begun(replace(planned, preset=options["preset"] or ""))
+    used = tuple(dict.fromkeys(case.dtype for case in cases))
+    planned = begun(replace(planned, preset=options["preset"] or ""), used)
     if table:
         return run_table(planned, cases, live, keeper)
     return run_cases(planned, cases, options["latency"], live, keeper)
@@ -235,4 +240,4 @@ def bench(**options: Any) -> int:
         raise click.Abort
     if summary.failed:
         return 1
-    return 0 if summary.measured else 2
+    return 0 if summary.verdicts else 2

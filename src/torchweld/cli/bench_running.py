@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, Group
@@ -18,6 +18,7 @@ from torchweld.benching.rows import kept
 from torchweld.benching.sources import Source
 from torchweld.errors import TorchweldError
 from torchweld.history import History, Recording
+from torchweld.records import to_plain
 from torchweld.report.bench_tables import speed_table
 
 
@@ -54,7 +55,7 @@ class Keeper:
         """One that was interrupted stays unfinished."""
         if self._run is not None and not bench.interrupted:
             with self._trying():
-                self._run.finish(asdict(summary))
+                self._run.finish(to_plain(summary))
 
     @contextmanager
     def _trying(self) -> Iterator[None]:

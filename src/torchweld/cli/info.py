@@ -18,6 +18,8 @@ from torchweld import hardware
 from torchweld.errors import TorchweldError
 from torchweld.hardware import BuildInfo, Hardware, Peaks
 from torchweld.kernels import BACKENDS
+from torchweld.load import busy_cores, load_words
+from torchweld.records import to_plain
 
 WIDTH = 100
 
@@ -178,11 +180,15 @@ def render_peaks(info: Info) -> Iterator[RenderableType]:
 @click.option("--measure", is_flag=True, help="Measure this machine's peaks now, and keep them.")
 def info(as_json: bool, measure: bool) -> None:
     """Show this machine: torch, CPU, instruction sets, peaks, and every backend with why (not)."""
+    busy = busy_cores() if measure else None
+    if busy is not None and not as_json and (words := load_words(busy)):
+        click.echo(f"{words}\n")  # before the figures, and before they may fail
     if measure:
         hardware.peaks(measure=True)
     facts = collect()
     if as_json:
-        click.echo(json.dumps(asdict(facts), indent=2))
+        data = asdict(facts) | ({} if busy is None else {"busy_cores": to_plain(busy)})
+        click.echo(json.dumps(data, indent=2))
         return
     # Wider than a screen when piped; never wider than a screen on one.
     console = Console(file=sys.stdout, highlight=False, markup=False)

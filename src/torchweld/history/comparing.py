@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torchweld.history.runs import Run, RunCell
 from torchweld.history.samples import CONTROL, LOG_RATIOS
+from torchweld.records import UNMEASURED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,18 @@ def figures_of(cell: RunCell) -> list[Figure]:
     for figure in (*_of_samples(cell), *_of_data(cell.data)):
         # A series says the same as the figure that was made of it, and is the better witness.
         found.setdefault(figure.label, figure)
-    return [figure for figure in found.values() if 0 < figure.value < math.inf]
+    # Too few samples for a figure are still samples.
+    unknown = {_label(name) for name, _ in _unmeasured(cell.data)}
+    return [
+        figure
+        for figure in found.values()
+        if 0 < figure.value < math.inf and figure.label not in unknown
+    ]
+
+
+def _label(name: str) -> str:
+    """Of the series that stands for a figure: "cpu speedup" is "cpu speed-up"."""
+    return name.replace("callers_ratio", "callers speed-up").replace("speedup", "speed-up")
 
 
 def _of_samples(cell: RunCell) -> Iterator[Figure]:
@@ -63,6 +75,25 @@ def _of_data(data: Mapping[str, Any], prefix: str = "") -> Iterator[Figure]:
                 yield Figure(label=f"{prefix}speed-up", kind="speed-up", value=value)
             elif key.endswith("_us"):
                 yield Figure(label=f"{prefix}{key}", kind="time", value=value)
+
+
+def unmeasured_of(run: Run) -> dict[str, list[str]]:
+    """Why figures of a run were not measured -> which: "8 rows cpu speedup"."""
+    found: dict[str, list[str]] = {}
+    for cell in run.cells:
+        for name, reason in _unmeasured(cell.data):
+            found.setdefault(reason, []).append(f"{cell.cell} {name}")
+    return found
+
+
+def _unmeasured(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            reason = value.get(UNMEASURED)
+            if value.keys() == {UNMEASURED} and isinstance(reason, str):
+                yield f"{prefix}{key}", reason
+            else:
+                yield from _unmeasured(value, f"{prefix}{key} ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
@@ -11,13 +10,18 @@ from rich.text import Text
 from torchweld.benching.results import Bench
 from torchweld.benching.summary import Summary
 from torchweld.figures import counted, figure, size
+from torchweld.load import load_words
+from torchweld.not_measured import NotMeasured
 from torchweld.report.bench_extras import callers_section, latency_section, map_section
-from torchweld.report.bench_tables import speed_table, work_table
+from torchweld.report.bench_tables import shown, speed_table, work_table
 from torchweld.texts import clean
 
 
 def bench_head(bench: Bench) -> Iterator[RenderableType]:
-    """Before anything is measured: the machine, and who does not take part."""
+    """Before anything is measured: how busy the machine is, what it is, who does not take part."""
+    busy = load_words(bench.busy_cores)
+    if busy:
+        yield Text(busy, style="yellow")
     kernels = f"kernels for {bench.isa}" if bench.isa else "no compiled kernels"
     cache = "cold" if bench.cold else "hot"
     what = f"{clean(bench.target)}; " if bench.target else ""
@@ -45,6 +49,7 @@ def bench_sections(bench: Bench, summary: Summary, width: int) -> Iterator[Rende
         work, spare = work_table(bench, width)
         yield work
         yield Text(_work_legend(bench, spare), style="dim")
+        yield from _work_notes(bench)
         for section in (latency_section(bench, width), callers_section(bench, width)):
             for i, part in enumerate(section):
                 yield from ["", part] if i == 0 else [part]
@@ -78,13 +83,35 @@ def _work_legend(bench: Bench, spare: list[str]) -> str:
     return f"{text}{'' if 'CPU µs' in spare else '; CPU: of all threads'}.{_wider(spare)}"
 
 
+def _work_notes(bench: Bench) -> Iterator[RenderableType]:
+    """What the table of work has dashes for although the call was timed: how often, and why."""
+    timed = [
+        (cell, name)
+        for cell in bench.cells
+        for name in ("eager", bench.first)
+        if not isinstance(cell.result(name).us, NotMeasured)
+    ]
+    costs = [cell.result(name).cost for cell, name in timed]
+    shares = [bench.of_peak(cell, name) for cell, name in timed] if bench.peaks else []
+    figures: dict[str, Sequence[object]] = {
+        "shares of the peak": shares,
+        "host times": [cost.host_us for cost in costs],
+        "CPU times": [cost.cpu_us for cost in costs],
+    }
+    for what, found in figures.items():
+        unknown = [one.reason for one in found if isinstance(one, NotMeasured)]
+        if unknown:
+            said = f"{len(unknown)} of {len(found)} {what} are not measured: {unknown[0]}"
+            yield Text(clean(said), style="yellow")
+
+
 def _wider(spare: list[str]) -> str:
     return f" On a wider terminal: {', '.join(spare)}." if spare else ""
 
 
 def _typed(reason: str) -> str:
     """What `compare` says of its arguments, as the option that sets them."""
-    return reason.replace("budget_s", "--seconds")
+    return reason.replace("budget_s=", "--seconds ").replace("budget_s", "--seconds")
 
 
 def closing(summary: Summary) -> Iterator[RenderableType]:
@@ -97,27 +124,27 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
     told = tuple(reason.partition(": ")[2] for reason in summary.refused)
     news = [one for one in summary.unmeasured if not one.endswith(told)]
     if news:
-        yield Text(f"not measured: {clean(_typed(news[0]))}", style="yellow")
-    if not summary.measured:
-        yield Text(f"{summary.backend}: nothing was measured.", style="bold")
+        more = f" ({counted(len(news) - 1, 'more cell')} likewise)" if len(news) > 1 else ""
+        yield Text(f"not measured: {clean(_typed(news[0]))}{more}", style="yellow")
+    worst, mean = summary.worst, summary.mean
+    if isinstance(worst, NotMeasured) or isinstance(mean, NotMeasured):
+        yield Text(f"{summary.backend}: nothing was measured{_help(summary)}.", style="bold")
         return
-    parts = [f"{figure(mean)}x in {dtype}" for dtype, mean in summary.means.items()]
+    name, least = worst
+    parts = [f"{figure(one)}x in {dtype}" for dtype, one in summary.means.items()]
     by_dtype = f": {', '.join(parts)}" if len(parts) > 1 else ""
-    assert summary.worst is not None
-    worst, least = summary.worst
     if summary.cells > 1:
         found = (
-            f"{summary.backend} is {figure(summary.mean)}x as fast as eager (geometric mean of "
+            f"{summary.backend} is {figure(mean)}x as fast as eager (geometric mean of "
             f"{counted(summary.measured, 'cell')}{by_dtype}); least, {figure(least)}x, at "
-            f"{clean(worst)}"
+            f"{clean(name)}"
         )
     else:
-        found = f"{summary.backend} is {figure(summary.mean)}x as fast as eager at {clean(worst)}"
+        found = f"{summary.backend} is {figure(mean)}x as fast as eager at {clean(name)}"
     ratio, share = summary.largest_error_ratio, summary.largest_share_of_limit
-    of_eager = "" if math.isnan(ratio) else f"at most {figure(ratio)}x of eager's, "
-    sentence = (
-        f"{found}; output error {of_eager}{figure(share)} of what the numerical rule allows; "
-    )
+    of_eager = f"at most {figure(ratio)}x of eager's, " if isinstance(ratio, float) else ""
+    of_limit = shown(share) if isinstance(share, float) else "an unknown part"
+    sentence = f"{found}; output error {of_eager}{of_limit} of what the numerical rule allows; "
     if summary.copied_bytes:
         sentence += (
             f"+{size(summary.copied_bytes)} of packed weights beside {size(summary.weight_bytes)}"
@@ -125,5 +152,11 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
     else:
         sentence += "no copy of the weights"
     if summary.unmeasured:
-        sentence += f"; {len(summary.unmeasured)} of {summary.cells} cells not measured"
+        missing = f"{len(summary.unmeasured)} of {summary.cells} cells not measured"
+        sentence += f"; {missing}{_help(summary)}"
     yield Text(sentence + ".", style="bold")
+
+
+def _help(summary: Summary) -> str:
+    """What to add to the command, where that may help."""
+    return f"; on this machine {summary.remedy} may help" if summary.remedy else ""

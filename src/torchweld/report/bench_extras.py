@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
@@ -14,7 +13,8 @@ from torchweld.benching.results import PERCENTILES, Bench, Cell
 from torchweld.benching.rows import calls_per_s
 from torchweld.benching.summary import Map, Outcome, Spot, maps
 from torchweld.figures import counted, figure
-from torchweld.report.bench_tables import COLOURS
+from torchweld.not_measured import NotMeasured
+from torchweld.report.bench_tables import COLOURS, shown
 from torchweld.report.style import LEAST_LABEL, Column, Sheet, cut, heading, indented
 from torchweld.texts import clean
 
@@ -28,7 +28,7 @@ WORDS: dict[Outcome, str] = {
     "wins": "wins",
     "loses": "loses",
     "same": "as fast",
-    "unknown": "nobody can tell",
+    "unknown": "not measured",
 }
 
 
@@ -52,9 +52,9 @@ def latency_section(bench: Bench, width: int) -> Iterator[RenderableType]:
         for result in cell.results:
             if result.latency is None:
                 continue
-            shown = {f"p{p}": figure(result.latency.percentile(p)) for p in PERCENTILES}
-            shown |= {"": result.name, "calls": str(len(result.latency.calls_us))}
-            sheet.add(f"  {label}", shown)
+            row = {f"p{p}": shown(result.latency.percentile(p)) for p in PERCENTILES}
+            row |= {"": result.name, "calls": str(len(result.latency.calls_us))}
+            sheet.add(f"  {label}", row)
             label = ""
     yield sheet.table
 
@@ -108,16 +108,17 @@ def _callers_rows(cell: Cell) -> Iterator[dict[str, str | Text]]:
     for result in cell.results:
         compared = result.callers
         rate = calls_per_s(cell, result)
-        if math.isnan(rate):
+        if rate is None:
             continue
-        row: dict[str, str | Text] = {"": result.name, "calls/s": figure(rate)}
+        row: dict[str, str | Text] = {"": result.name, "calls/s": shown(rate)}
         if compared is not None:
             style = COLOURS[compared.verdict]
-            noisy = "~" if compared.verdict == "not measured" else ""
-            row["speed"] = Text(noisy + figure(compared.speedup), style=style)
+            speed, figures = compared.speed, shown(compared.speedup)
+            noisy = "~" if isinstance(speed, NotMeasured) and figures != "–" else ""
+            row["speed"] = Text(noisy + figures, style=style)
             row["verdict"] = Text(compared.verdict, style=style)
-            if not noisy:
-                row["interval"] = "–".join(figure(end) for end in compared.interval)
+            if not isinstance(speed, NotMeasured):
+                row["interval"] = "–".join(map(figure, speed.interval))
         yield row
 
 
@@ -145,8 +146,8 @@ def _spot_text(spot: Spot | None) -> Text:
     if spot is None:
         return Text("")
     sign, style = SIGNS[spot.outcome]
-    shown = figure(spot.speedup) if math.isfinite(spot.speedup) else ""
-    return Text(sign + shown, style=style)
+    known = "" if isinstance(spot.speedup, NotMeasured) else figure(spot.speedup)
+    return Text(sign + known, style=style)
 
 
 def crossings(one: Map) -> Iterator[str]:

@@ -6,7 +6,6 @@ first, rather than cut short.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -16,6 +15,8 @@ from rich.text import Text
 
 from torchweld.benching.results import Bench, Cell, Result
 from torchweld.figures import figure
+from torchweld.not_measured import NotMeasured
+from torchweld.speeds import Speed
 from torchweld.texts import clean
 
 Cells = list[str | Text]
@@ -67,7 +68,7 @@ def speed_text(result: Result, best: bool) -> Text:
     compared = result.comparison
     if result.check is not None and not result.check.ok:
         return Text("wrong", style="red")
-    if compared is None or not math.isfinite(compared.speedup) or not compared.rounds:
+    if compared is None or isinstance(compared.speedup, NotMeasured):
         return Text("–", style="yellow" if compared is not None else "dim")
     sign = {"same": "≈", "not measured": "~"}.get(compared.verdict, "")
     style = f"{'bold ' if best else ''}{COLOURS[compared.verdict]}".strip()
@@ -78,8 +79,9 @@ def best_of(cell: Cell) -> str:
     """Who is the fastest, eager included."""
     speeds = {"eager": 1.0}
     for result in cell.results:
-        if result.comparison is not None and math.isfinite(result.comparison.speedup):
-            speeds[result.name] = result.comparison.speedup
+        speedup = result.comparison.speedup if result.comparison is not None else None
+        if isinstance(speedup, float):
+            speeds[result.name] = speedup
     return max(speeds, key=lambda name: speeds[name])
 
 
@@ -90,13 +92,13 @@ def speed_columns(bench: Bench) -> dict[str, Cells]:
     columns |= {name: [] for name in names}
     for cell in bench.cells:
         best, main = best_of(cell), cell.result(bench.first)
-        eager_us = cell.result("eager").us
+        eager_us = shown(cell.result("eager").us)
         row: dict[str, str | Text] = {
-            "eager µs": Text(figure(eager_us), style="bold" if best == "eager" else ""),
+            "eager µs": Text(eager_us, style="bold" if best == "eager" else ""),
             **{name: speed_text(cell.result(name), name == best) for name in others},
             "interval": interval_text(main),
             "verdict": verdict_text(main),
-            "error": figure(main.check.error_ratio) if main.check is not None else "–",
+            "error": shown(main.check.error_ratio if main.check is not None else None),
             "kernel": main.kernel,
         }
         for name, value in row.items():
@@ -105,14 +107,15 @@ def speed_columns(bench: Bench) -> dict[str, Cells]:
 
 
 def interval_text(result: Result) -> str:
-    if not result.measured or result.comparison is None:
-        return ""
-    return "–".join(figure(end) for end in result.comparison.interval)
+    speed = result.comparison.speed if result.comparison is not None else None
+    return "–".join(map(figure, speed.interval)) if isinstance(speed, Speed) else ""
 
 
 def verdict_text(result: Result) -> Text:
-    verdict = result.comparison.verdict if result.comparison is not None else "not timed"
-    return Text(verdict, style=COLOURS.get(verdict, "red"))
+    if result.check is not None and not result.check.ok:
+        return Text("not timed", style="red")
+    verdict = result.comparison.verdict if result.comparison is not None else "not measured"
+    return Text(verdict, style=COLOURS[verdict])
 
 
 def speed_table(bench: Bench, width: int) -> tuple[Table, list[str]]:
@@ -126,11 +129,11 @@ def speed_table(bench: Bench, width: int) -> tuple[Table, list[str]]:
 def work_columns(bench: Bench) -> dict[str, Cells]:
     """Pairs, eager's and the first backend's; without columns that nobody has a figure for."""
 
-    def pairs(value: Callable[[Cell, str], float | None]) -> Cells:
+    def pairs(value: Callable[[Cell, str], float | NotMeasured | None]) -> Cells:
         found = [(value(cell, "eager"), value(cell, bench.first)) for cell in bench.cells]
         if all(one is None for pair in found for one in pair):
             return []
-        return ["→".join(map(_number, pair)) for pair in found]
+        return ["→".join(map(shown, pair)) for pair in found]
 
     def cost(field: str) -> Cells:
         return pairs(lambda cell, name: getattr(cell.result(name).cost, field))
@@ -150,8 +153,9 @@ def work_columns(bench: Bench) -> dict[str, Cells]:
     return columns | {header: cells for header, cells in figures.items() if cells}
 
 
-def _number(value: float | None) -> str:
-    if value is None:
+def shown(value: float | NotMeasured | None) -> str:
+    """Three digits, or a count; a dash where there is none."""
+    if value is None or isinstance(value, NotMeasured):
         return "–"
     return str(value) if isinstance(value, int) else figure(value)
 
@@ -159,10 +163,10 @@ def _number(value: float | None) -> str:
 def peak_text(bench: Bench, cell: Cell) -> str:
     """`41→88 % c`: shares of the peak that holds this shape back, compute's or memory's."""
     pair = [bench.of_peak(cell, name) for name in ("eager", bench.first)]
-    known = [one for one in pair if one is not None]
+    known = [one for one in pair if isinstance(one, tuple)]
     if not known:
         return "–"
-    shares = "→".join("–" if one is None else f"{100 * one[0]:.0f}" for one in pair)
+    shares = "→".join(f"{100 * one[0]:.0f}" if isinstance(one, tuple) else "–" for one in pair)
     return f"{shares} % {known[0][1][0]}"
 
 

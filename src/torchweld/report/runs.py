@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from torchweld.figures import counted, figure, listed
-from torchweld.history.comparing import RunsCompared, figures_of
+from torchweld.history.comparing import RunsCompared, figures_of, unmeasured_of
 from torchweld.history.finding import reference_of
 from torchweld.history.runs import Damaged, Run
 from torchweld.records import to_plain
@@ -88,6 +88,9 @@ def run_sections(run: Run, width: int) -> Iterator[RenderableType]:
             sheet.add(f"  {label}", cells)
             label = ""
     yield sheet.table
+    for reason, names in unmeasured_of(run).items():
+        said = f"not measured: {listed(names, MOST_NAMES)}: {reason}"
+        yield Text(clean(said), style="yellow")
 
 
 def _short(value: Any) -> str:
