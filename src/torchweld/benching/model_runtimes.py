@@ -26,13 +26,16 @@ from torchweld import swap
 from torchweld.benching.sources import Source
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Inputs, Workload, tensors_in
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.ceiling import ceiling
-from torchweld.planning.plan import Plan
+from torchweld.planning.plan import UNASKED, Plan
 from torchweld.planning.planner import apply, plan
+from torchweld.planning.text import sentence
 from torchweld.planning.timing import Face
 from torchweld.planning.whole import runner
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile
+from torchweld.records import to_plain
 from torchweld.repeating import check_repeatable
 from torchweld.targets import Target
 from torchweld.verifying import depth_of, results, truth_of
@@ -164,20 +167,20 @@ class Torchweld(Eager):
 
     def details(self) -> dict[str, Any]:
         whole = self.plan.whole[0] if self.plan.whole else None
-        found = whole.ceiling if whole else 0.0
-        if whole and not found:  # its steps are too long for a plan
+        limit = whole.ceiling if whole else UNASKED
+        if whole and isinstance(limit, NotMeasured):  # its steps are too long for a plan
             self.original.show()
             run = runner(self.model, self.workloads[0], training=False)
-            found = ceiling(self.model, self.plan.decisions, run, CEILING_S)
+            limit = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
         self.show()
         stats = swap.stats(self.model)
         return {
             "kernel": f"{len(self.plan.decisions)} welded",
-            "sentence": str(self.plan).splitlines()[-1],
-            "ceiling": found,
-            "predicted": whole.predicted if whole else 0.0,
-            "promised": whole.promised if whole else 0.0,
-            "error": whole.error_ratio if whole else 0.0,
+            "sentence": sentence(self.plan),
+            "ceiling": to_plain(limit),
+            "predicted": to_plain(whole.predicted if whole else UNASKED),
+            "promised": to_plain(whole.promised if whole else UNASKED),
+            "error": to_plain(whole.error_ratio if whole else UNASKED),
             "copied_bytes": self.plan.copied_bytes,
             "welded": len(self.plan.decisions),
             "ran_the_original": [path for path, one in stats.items() if one.originals],
