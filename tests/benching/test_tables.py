@@ -147,7 +147,7 @@ def test_welded_modules_are_verified_and_run_the_kernels(
     for one in cells:
         packed, natural = one.result("cpu"), one.result("cpu:natural")
         for found in (packed, natural):
-            assert found.refused == ""
+            assert found.refused is None
             assert found.check is not None
             assert found.check.ok
         assert packed.kernel.startswith("packed")
@@ -193,7 +193,7 @@ def test_intervals_are_rounded_outwards() -> None:
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (Result(name="cpu", refused="wrong: it is"), "wrong: it is"),
+        (Result(name="cpu").left_out("wrong: it is"), "wrong: it is"),
         (Result(name="cpu", comparison=comparison(2.0, "not measured")), "because we say so"),
         (
             Result(

@@ -26,6 +26,7 @@ from torchweld import swap
 from torchweld.benching.sources import Source
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Inputs, Workload, tensors_in
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.ceiling import ceiling
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import apply, plan
@@ -164,20 +165,21 @@ class Torchweld(Eager):
 
     def details(self) -> dict[str, Any]:
         whole = self.plan.whole[0] if self.plan.whole else None
-        found = whole.ceiling if whole else 0.0
-        if whole and not found:  # its steps are too long for a plan
+        unknown = NotMeasured("the plan did not measure the whole model")
+        found = whole.ceiling if whole else unknown
+        if whole and isinstance(found, NotMeasured):  # its steps are too long for a plan
             self.original.show()
             run = runner(self.model, self.workloads[0], training=False)
-            found = ceiling(self.model, self.plan.decisions, run, CEILING_S)
+            found = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
         self.show()
         stats = swap.stats(self.model)
         return {
             "kernel": f"{len(self.plan.decisions)} welded",
             "sentence": str(self.plan).splitlines()[-1],
             "ceiling": found,
-            "predicted": whole.predicted if whole else 0.0,
-            "promised": whole.promised if whole else 0.0,
-            "error": whole.error_ratio if whole else 0.0,
+            "predicted": whole.predicted if whole else unknown,
+            "promised": whole.promised if whole else unknown,
+            "error": whole.error_ratio if whole else unknown,
             "copied_bytes": self.plan.copied_bytes,
             "welded": len(self.plan.decisions),
             "ran_the_original": [path for path, one in stats.items() if one.originals],
