@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ from torchweld.errors import NotMeasuredError, TorchweldError, UnsupportedError
 from torchweld.kernels import mkldnn, reference
 from torchweld.measuring import CallableSide
 from torchweld.not_measured import NotMeasured
+from torchweld.report.bench import bench_head, bench_sections
+from torchweld.report.style import to_text
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -381,7 +384,10 @@ def test_a_bench_of_version_2_still_loads() -> None:
     assert four.result("cpu").check.row_ratio == NotMeasured("the output is not finite")
     assert four.result("cpu").refused == "wrong: row 0 is not finite"
     assert Bench.from_dict(json.loads(bench.to_json())) == bench
-    assert summarise(bench).measured == 2
+    summary = summarise(bench)
+    assert summary.measured == 2
+    shown = to_text([*bench_head(bench), *bench_sections(bench, summary, 100)], 100)
+    assert not {"nan", "inf", "None"} & set(re.split(r"[^a-zA-Z]+", shown))
 
 
 @pytest.mark.parametrize("version", [1, 4, "3", True, None, 2.0])

@@ -110,6 +110,9 @@ def test_data_that_stay_in_the_cache_are_held_to_its_rate_and_cold_ones_to_memor
     assert share(cache=1 << 13) == pytest.approx(wide.moved_bytes / 500e3)
     assert share(cache=1 << 12) == pytest.approx(wide.moved_bytes / 100e3)
     assert share(cache=1 << 13, cold=True) == pytest.approx(wide.moved_bytes / 100e3)
+    cold = replace(wide, case=replace(wide.case, cold=True))
+    found = bench([cold], peaks=peaks, cache=1 << 13).of_peak(cold, "cpu")
+    assert found == (pytest.approx(wide.moved_bytes / 100e3), "memory")
 
 
 # ---- the map ----

@@ -193,7 +193,7 @@ def test_intervals_are_rounded_outwards() -> None:
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (Result(name="cpu", refused="wrong: it is"), "wrong: it is"),
+        (Result(name="cpu").left_out("wrong: it is"), "wrong: it is"),
         (Result(name="cpu", comparison=comparison(2.0, "not measured")), "because we say so"),
         (
             Result(

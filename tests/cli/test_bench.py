@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from tests.benching.samples import FakeCompare, case, cell, comparison
 from tests.benching.samples import bench as made_bench
+from tests.busy import busy_cores
 from tests.cli.texts import line_with, squeezed
 
-from torchweld import hardware
+from torchweld import hardware, load
 from torchweld.benching import Bench, Case, Latency, Mlp, choosing, summarise
 from torchweld.cli import bench as bench_verb
 from torchweld.cli import bench_running
@@ -154,6 +155,15 @@ def test_packed_weights_are_accounted_for(bench: Bencher) -> None:
     assert "of packed weights beside 768 B." in squeezed(out)
     assert f"kernels for {hardware.isa_in_use()}" in out
     assert line_with("8→16→4", out).split()[-2:] == ["packed", "single"]
+
+
+@pytest.mark.skipif(not load.STAT.exists(), reason="this system does not tell its load")
+def test_a_load_that_is_there_is_seen(bench: Bencher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_verb, "busy_cores", load.busy_cores)
+    with busy_cores(1):
+        code, out, _ = bench(*SMALL, "--backend", "torch")
+    assert code == 0
+    assert out.startswith("This machine is busy: other processes use ")
 
 
 # ---- what is asked for ----

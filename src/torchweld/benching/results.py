@@ -127,6 +127,13 @@ class Result:
         """Whether there is a verdict on it."""
         return self.comparison is not None and self.comparison.verdict != "not measured"
 
+    @property
+    def why_not(self) -> str:
+        """Why there is no verdict; of one that has one, why it is that."""
+        if self.comparison is not None:
+            return self.comparison.reason
+        return self.us.reason if isinstance(self.us, NotMeasured) else "it was not compared"
+
     def left_out(self, reason: str) -> Result:
         """The same, not timed for this reason."""
         return dataclasses.replace(self, refused=reason, us=NotMeasured(reason))

@@ -70,7 +70,7 @@ def summarise(bench: Bench) -> Summary:
         verdicts=sum(result.measured for cell in bench.cells for result in cell.results),
         remedy=_remedy(bench, [result for _, result in unmeasured]),
         failed=tuple(_failures(bench)),
-        unmeasured=tuple(f"{cell.name}: {_why_not(result)}" for cell, result in unmeasured),
+        unmeasured=tuple(f"{cell.name}: {result.why_not}" for cell, result in unmeasured),
         refused=_refusals(bench),
         mean=_mean([ratio for _, ratio in speedups]) if speedups else NotMeasured(why),
         means={
@@ -111,12 +111,6 @@ def _refusals(bench: Bench) -> dict[str, tuple[str, ...]]:
 
 def _unmeasured(result: Result) -> bool:
     return not result.measured and (result.check is None or result.check.ok)
-
-
-def _why_not(result: Result) -> str:
-    if result.comparison is not None:
-        return result.comparison.reason
-    return result.us.reason if isinstance(result.us, NotMeasured) else "it was not compared"
 
 
 def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
@@ -215,6 +209,6 @@ def _spot(cell: Cell | None, backend: str) -> Spot | None:
     result = cell.result(backend)
     compared = result.comparison
     if compared is None:
-        return Spot(outcome="unknown", speedup=NotMeasured(_why_not(result)))
+        return Spot(outcome="unknown", speedup=NotMeasured(result.why_not))
     outcome = OUTCOMES.get(compared.verdict, "unknown")
     return Spot(outcome=outcome, speedup=compared.speedup)
