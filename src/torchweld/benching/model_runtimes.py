@@ -26,6 +26,7 @@ from torchweld import swap
 from torchweld.benching.sources import Source
 from torchweld.errors import TorchweldError
 from torchweld.inputs import Inputs, Workload, tensors_in
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.ceiling import ceiling
 from torchweld.planning.plan import Plan
 from torchweld.planning.planner import apply, plan
@@ -98,11 +99,14 @@ class Eager:
     def check(self) -> None:
         check_repeatable(self.model, self.workloads, training=False)
 
-    def host_us(self) -> float:
-        """By a profile: ops that are started, and Python, dispatcher and views between them."""
+    def host_us(self) -> float | None:
+        """By a profile: ops that are started, and Python, dispatcher and views between them.
+
+        None where that was not measured.
+        """
         given = self.workload.inputs if self.workload.inputs is not None else self.workload.run
         step = account(profile(self.model, [given])).step
-        return step.launch_us + step.host_us
+        return None if isinstance(step, NotMeasured) else step.launch_us + step.host_us
 
     def work(self) -> dict[str, Any]:
         """FLOPs of a call, by torch's own count, and bytes of weights, inputs and outputs."""

@@ -164,7 +164,8 @@ class Server:
 
     def _host_us(self) -> float | None:
         if hasattr(self.runtime, "host_us"):  # a whole model
-            return float(self.runtime.host_us())
+            host_us = self.runtime.host_us()
+            return None if host_us is None else float(host_us)
         side = CallableSide(self.runtime.idle())
         try:
             calls = max(1, round(COST_BLOCK_S / min(side.time(1) for _ in range(3))))

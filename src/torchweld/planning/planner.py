@@ -32,6 +32,7 @@ from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.inputs import Workload, as_workloads
 from torchweld.marks import PLAN_KEY, plain_root
 from torchweld.names import known
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.fitting import OnMismatch, fitting, structure_of
 from torchweld.planning.memory import Memory
 from torchweld.planning.plan import Plan, Planned, Whole
@@ -207,7 +208,8 @@ def _predicted(
             given = make_profile(model, source, training=training)
         except TorchweldError:  # what cannot be profiled can be welded all the same
             return 0.0
-    return welding_bound(given)
+    bound = welding_bound(given)
+    return 0.0 if isinstance(bound, NotMeasured) else bound
 
 
 def _without_wrong(made: Plan, whole: Sequence[Whole]) -> tuple[Plan, list[str]]:
