@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.block_profiles import Call, block_places, blocks, make, on_device
+from tests.profiles import make_peaks
 from torch import nn
 
-from torchweld.diagnosis import Finding
+from torchweld.diagnosis import Finding, diagnose, welding_bound
 from torchweld.errors import TorchweldError
 from torchweld.figures import duration, figure, share
-from torchweld.profiler.account import Split, account
+from torchweld.not_measured import NotMeasured
+from torchweld.profiler.account import Split, account, roofline
 from torchweld.profiler.build import describe
 from torchweld.profiler.profile import Allocation, Check, Memory, Profile, Timing
 from torchweld.report import View, profile_sections, profile_text
@@ -426,3 +428,37 @@ def test_top_kernels_are_those_that_the_devices_figures_cover() -> None:
     covered = [k for k in filter(device.covers, device.kernels) if k.name == "gemm_128x64"]
     assert 0 < len(covered) < sum(k.name == "gemm_128x64" for k in device.kernels)
     assert row.split()[1] == str(len(covered))
+
+
+# ---- one figure for the step ----
+
+
+def shares_of(text: str) -> dict[str, int]:
+    """Share of each line at the left edge of the tree."""
+    tree = text.partition("\nmodules")[2].partition("\n\n")[0]
+    lines = [line for line in tree.splitlines()[2:] if line and not line.startswith(" ")]
+    return {line.split()[0]: int(re.findall(r"(\d+) %", line)[0]) for line in lines}
+
+
+def test_the_lines_of_the_tree_add_up_to_the_step() -> None:
+    profile = blocks()
+    assert shares_of(text_of(profile)) == {"Net": 100}
+    longer = text_of(replace(profile, step_us=1.25 * profile.step_us))
+    assert shares_of(longer) == {"Net": 80, "·": 20}
+    assert "· unexplained, in no module" in longer
+
+
+def test_an_op_that_beats_its_roofline_has_no_share_of_it() -> None:
+    """The peak is none then; a share above 100 % would say more about the peak than the op."""
+    slow = make_peaks(gflops=0.01, threads=1)
+    profile = replace(blocks(), peaks=slow)
+    rows = roofline(profile, account(profile))
+    assert all(row.of_roofline is None or row.of_roofline <= 1.0 for row in rows)
+    assert next(row for row in rows if row.name == "aten::addmm").of_roofline is None
+    text = text_of(profile, [])
+    assert all(int(found) <= 100 for found in re.findall(r"(\d+) %", text.partition("timing")[0]))
+    assert any("measured when it was busy" in notice for notice in account(profile).notices)
+    assert not any("was busy" in notice for notice in account(blocks()).notices)
+    assert isinstance(welding_bound(profile), NotMeasured)
+    assert diagnose(profile) == ()
+    assert "cannot be told: some were faster than the peaks" in " ".join(text.split())

@@ -29,7 +29,7 @@ from torchweld.diagnosis.welding import weld
 from torchweld.errors import TorchweldError
 from torchweld.figures import listed
 from torchweld.not_measured import NotMeasured
-from torchweld.profiler.account import Account, account
+from torchweld.profiler.account import Account, account, peaks_hold
 from torchweld.profiler.kinds import hides_kernels
 from torchweld.profiler.pricing import is_priced, without_peaks
 from torchweld.profiler.profile import Profile
@@ -54,6 +54,8 @@ RULES: tuple[Rule, ...] = (
     layout_copies,
 )
 
+# Those whose bound is a roofline.
+PRICED: tuple[Rule, ...] = (pointwise_chains, mlp_blocks, few_rows, shared_inputs, slow_half)
 # Products of which the profile does not tell whether they are a Linear.
 BATCHED = ("aten::bmm", "aten::baddbmm")
 # What could win less than this share of the step is below what profiling it can tell.
@@ -132,6 +134,8 @@ def welding_bound(profile: Profile, accounted: Account | None = None) -> float |
 
 def _hidden(case: Case) -> NotMeasured | None:
     """Why Linears of the model may have taken time that the bound does not count."""
+    if not peaks_hold(case.account):
+        return NotMeasured("ops were faster than the peaks that are known of this machine")
     hidden = [i for i, work in enumerate(case.works) if work is not None and _hides(case, i)]
     if case.time_us(hidden) * case.scale < LEAST_SHARE * case.step_us:
         return None
@@ -160,7 +164,10 @@ def _drafts(case: Case) -> list[tuple[Draft, float]]:
     if not case.ops or case.step_us <= 0:
         return []
     found = []
+    trusted = case.on_device or peaks_hold(case.account)
     for rule in RULES:
+        if rule in PRICED and not trusted:  # a bound by peaks that are too low would be none
+            continue
         for draft in rule(case):
             saved_us = case.settled_us(draft.claims)
             if draft.always or saved_us >= LEAST_SHARE * case.step_us:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from torchweld.arguments import check_kind
+from torchweld.figures import duration
 from torchweld.not_measured import NotMeasured
 from torchweld.profiler.device_pricing import price_on_device
 from torchweld.profiler.pricing import Priced, price_on_cpu
@@ -41,6 +42,8 @@ __all__ = [
 # `dataclasses.astuple` copies deeply, which takes longer than all the rest.
 _parts = attrgetter(*PARTS)
 _UNEXPLAINED = PARTS.index("unexplained_us")
+# Of the step: a peak that ops beat by more is too low.
+TOLERATED_BEYOND = 0.05
 
 
 def account(profile: Profile) -> Account:
@@ -89,8 +92,41 @@ def _accounted(profile: Profile, step_us: float) -> Account:
         ),
         step=_split(step),
         explained=_explained(profile, priced, step_us),
-        notices=(*priced.notices, *_about_memory(profile, _split(step))),
+        notices=(
+            *priced.notices,
+            *_about_peaks(profile, priced, step_us),
+            *_about_memory(profile, _split(step)),
+        ),
     )
+
+
+def beyond_peaks_us(ops: Iterable[OpAccount]) -> float:
+    """By how much ops were faster than their arithmetic at the peak; if by much, it is no peak.
+
+    Memory says nothing of the kind: an op need not read all that it is given.
+    """
+    splits = (op.split for op in ops if isinstance(op.split, Split))
+    return sum(s.arithmetic_us - s.total_us for s in splits if 0 < s.total_us < s.arithmetic_us)
+
+
+def peaks_hold(account: Account) -> bool:
+    """Whether ops stay below the peaks; if not, these are too low, and so is every bound."""
+    step = account.step
+    if isinstance(step, NotMeasured):
+        return True
+    return beyond_peaks_us(account.ops) <= TOLERATED_BEYOND * step.total_us
+
+
+def _about_peaks(profile: Profile, priced: Priced, step_us: float) -> list[str]:
+    """What rooflines are worth where ops beat them."""
+    beyond_us = beyond_peaks_us(priced.ops)
+    if profile.device is not None or not beyond_us > TOLERATED_BEYOND * step_us:
+        return []
+    return [
+        f"ops took {duration(beyond_us)} less than their arithmetic would at the peaks that are "
+        "known of this machine, so these were measured when it was busy, and rooflines are too "
+        "low; on an idle machine, `torchweld info --measure` measures them again"
+    ]
 
 
 def _about_memory(profile: Profile, step: Split) -> list[str]:

@@ -15,7 +15,8 @@ from rich.text import Text
 from torchweld.figures import counted, duration, figure, listed, signed, size
 from torchweld.not_measured import NotMeasured
 from torchweld.paths import grouped_paths
-from torchweld.profiler.pricing import is_priced, without_peaks
+from torchweld.profiler.account import peaks_hold
+from torchweld.profiler.pricing import MEASURE, is_priced, without_peaks
 from torchweld.profiler.profile import Memory, Profile, Timing
 from torchweld.profiler.splits import Account
 from torchweld.report.style import cut_left, heading, indented, table
@@ -40,7 +41,14 @@ def why_none(profile: Profile, account: Account) -> str:
     """What an absence of findings means for this profile."""
     if isinstance(account.step, NotMeasured):
         return "none: what could be won follows from times, and these were not measured"
-    if not profile.ops or is_priced(profile):
+    if not profile.ops:
+        return NOTHING
+    if profile.device is None and not peaks_hold(account):
+        return (
+            "whether ops could be faster cannot be told: some were faster than the peaks that are "
+            f"known of this machine; {MEASURE}"
+        )
+    if is_priced(profile):
         return NOTHING
     return f"whether ops could be faster cannot be told: {without_peaks(profile)}"
 

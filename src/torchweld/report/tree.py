@@ -33,6 +33,8 @@ ORDERS: tuple[Order, ...] = ("model", "time", "waste", "ops")
 MOST_ROWS = 60
 # A module's own time gets a line of its own beside its children from this share of the step on.
 OWN_SHARE = 0.01
+# What the profiler saw in no module and no op.
+BEYOND = "unexplained, in no module"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,8 @@ class Tree:
                     key=lambda item: _KEYS[order](self._row(item[0], item[1], 0)), reverse=True
                 )
             pending.extend((*item, level + 1) for item in reversed(below))
+        if (0,) in tops and (rest := self._rest_row()) is not None:
+            yield rest
 
     def _top_name(self, members: tuple[int, ...]) -> str:
         if members[0] == 0:
@@ -236,6 +240,30 @@ class Tree:
         shown = row.total_us >= OWN_SHARE * self.whole_us if self.timed else row.ops > 0
         return row if shown else None
 
+    def _rest_row(self) -> Row | None:
+        """What the step takes beyond all modules, so that the lines add up to it."""
+        if not self.timed or self.on_device:
+            return None
+        inside_us = sum(m.total_us for m in self.modules if m.parent < 0)
+        rest_us = self.whole_us - inside_us
+        if rest_us < OWN_SHARE * self.whole_us:
+            return None
+        return Row(
+            name=BEYOND,
+            kind="",
+            extra="",
+            depth=0,
+            modules=(0,),
+            own=True,
+            calls=0,
+            forward_us=0.0,
+            backward_us=0.0,
+            ops=0,
+            bound="",
+            split=Split(unexplained_us=rest_us),
+            total_us=rest_us,
+        )
+
 
 _KEYS: dict[str, Callable[[Row], float]] = {
     "time": lambda row: row.total_us if row.split is not None else row.ops,
@@ -292,7 +320,7 @@ def tree_table(tree: Tree, rows: Sequence[Row], width: int = WIDTH) -> Table:
             "bound by": row.bound if row.ops and row.bound != "unknown" else "",
             "largest waste": waste_cell(row.split, whole_us),
         }
-        if row.kind != "Optimizer":  # whose step is neither
+        if row.kind != "Optimizer" and row.name != BEYOND:  # which are neither
             cells["fwd"] = figure(row.forward_us / scale)
             cells["bwd"] = figure(row.backward_us / scale)
         style = "dim" if part < 0.01 else "bold" if part >= 0.1 and not row.own else ""
@@ -341,7 +369,7 @@ def label(row: Row, width: int) -> str:
     """As print(model) has it; where that is too long, without the arguments' names, then cut."""
     before = " " * 2 * row.depth
     if row.own:
-        return cut(f"{before}· itself", width)
+        return cut(f"{before}· {row.name or 'itself'}", width)
     run = re.fullmatch(r"(\d+)-(\d+)", row.name)
     many = int(run[2]) - int(run[1]) + 1 if run else 1
     before += f"({clean(row.name)}): " if row.name else ""
