@@ -27,7 +27,7 @@ from torchweld import report
 from torchweld.benching import Bench
 from torchweld.benching.results import Latency
 from torchweld.benching.summary import summarise
-from torchweld.cli.profile import load_recorded
+from torchweld.cli.recordings import load_recorded
 from torchweld.diagnosis import diagnose
 from torchweld.diffing import Diff, diff
 from torchweld.errors import TorchweldError
