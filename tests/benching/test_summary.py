@@ -52,7 +52,7 @@ def test_verdicts_on_anybody_count_and_a_remedy_is_an_option_to_paste() -> None:
     )
     summary = summarise(made)
     assert (summary.measured, summary.verdicts, summary.remedy) == (0, 1, "--seconds 4")
-    asked = replace(unknown, reason="5 of 20 rounds fitted into 1 s; give budget_s=37")
+    asked = replace(unknown, wanted_s=37)
     made = bench([cell(case(), {"cpu": asked})], seconds=1)
     assert summarise(made).remedy == "--seconds 37"
     assert summarise(bench([cell(case(), {"cpu": None})])).remedy is None  # no time would help

@@ -410,10 +410,3 @@ def test_an_error_that_cannot_be_told_is_not_shown_as_a_figure() -> None:
     done = made_bench([replace(one, results=(eager, ours))])
     shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
     assert "; output error 0.50 of what the numerical rule allows; " in shown
-
-
-def test_a_remedy_is_named_as_the_option_it_is() -> None:
-    wide = replace(comparison(2.0, "not measured"), reason="too wide; a larger budget_s is needed")
-    done = made_bench([cell(case(), {"cpu": wide})])
-    shown = squeezed(to_text(bench_sections(done, summarise(done), 100), 100))
-    assert "too wide; a larger --seconds is needed" in shown

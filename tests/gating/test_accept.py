@@ -71,7 +71,7 @@ def tuned(tuning: Tuning, verdict: Verdict) -> Tuning:
         return tuning
     speed: Speed | NotMeasured = SLOW
     if verdict in ("not measured", "not known"):
-        speed = NotMeasured(f"{NOISY}; a larger budget_s is needed")
+        speed = NotMeasured(NOISY)
     return replace(
         tuning,
         trials=tuple(replace(t, verdict=verdict, speed=speed) for t in tuning.trials),

@@ -135,18 +135,19 @@ def test_another_model_in_the_same_rounds(speedup: float, verdict: str) -> None:
 # ---- "not measured" is neither a number nor "slower" ----
 
 
-def untimed(reason: str = "a call takes 9 s; give budget_s=60") -> Comparison:
+def untimed(reason: str = "a call takes 9 s") -> Comparison:
     """What `compare` gives where not a single round fitted."""
-    nan = float("nan")
+    unknown = NotMeasured(reason)
     found = comparison(1.0, verdict="not measured")
     return replace(
         found,
         reason=reason,
-        speedup=nan,
-        interval=(nan, nan),
-        baseline_us=nan,
-        candidate_us=nan,
-        noise=None,
+        speedup=unknown,
+        interval=unknown,
+        baseline_us=unknown,
+        candidate_us=unknown,
+        noise=unknown,
+        wanted_s=60,
         rounds=0,
         log_ratios=(),
         control_log_ratios=(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -118,9 +117,7 @@ def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
     compared = [result.comparison for result in unmeasured if result.comparison is not None]
     if not compared:
         return None
-    # `compare` may have said what it needs.
-    said = " ".join(comparison.reason for comparison in compared)
-    asked = [int(text) for text in re.findall(r"budget_s=(\d{1,6})", said)]
+    asked = [one.wanted_s for one in compared if one.wanted_s is not None]
     seconds = f"--seconds {max([math.ceil(MORE * bench.seconds), *asked])}"
     # A team waits for its last thread, so that each thread more is one more to be disturbed.
     if bench.threads > 1 and any(one.discarded > one.rounds for one in compared):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from torchweld.gating.subject import Clock
@@ -10,8 +9,6 @@ from torchweld.gating.subject import Clock
 QUIETER = "a quieter machine"
 COUNTERS_ALONE = "--no-time (counters alone)"
 BY_TABLE = "--no-measure (welds by a table that comes with torchweld, and times nothing)"
-# How a comparison asks for more time; a function's parameter, which nobody types here.
-PARAMETER = re.compile(r"budget_s(?:\s*=\s*|\s+(?:of|to)\s+)?(\d+(?:\.\d+)?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +37,6 @@ def clock_remedies(clock: Clock, wanted_s: float | None = None) -> tuple[str, ..
     """What would help where wall time could not be told; a comparison may have said `wanted_s`."""
     longer_s = max(wanted_s or 0.0, 2 * clock.seconds)
     return QUIETER, f"--seconds {seconds_words(longer_s)}", COUNTERS_ALONE
-
-
-def without_advice(reason: str) -> tuple[str, float | None]:
-    """The reason without what it advises in terms of `budget_s`, and the seconds it asked for."""
-    asked = PARAMETER.search(reason)
-    if asked is None:
-        return reason, None
-    clauses = [one for one in reason.split("; ") if "budget_s" not in one]
-    shown = "; ".join(clauses) or reason.replace("budget_s", "time")
-    return shown, float(asked[1]) if asked[1] else None
 
 
 def seconds_words(seconds: float) -> str:

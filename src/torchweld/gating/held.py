@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.figures import counted
-from torchweld.gating.advice import without_advice
 from torchweld.gating.counters import Counters
 from torchweld.paths import grouped_paths
 from torchweld.planning.plan import Outcome, Plan, Tuning
@@ -64,8 +63,7 @@ def _rows(tunings: Sequence[Tuning]) -> str:
 
 def _why(tuning: Tuning, verdict: str) -> str:
     reasons = (trial.reason for trial in tuning.trials if trial.verdict == verdict)
-    why, _ = without_advice(next(filter(None, reasons), tuning.reason))
-    return why or "there was no time left for it"
+    return next(filter(None, reasons), tuning.reason)
 
 
 def refuse_empty(

@@ -18,7 +18,7 @@ from torch import nn
 
 from torchweld.errors import NotMeasuredError
 from torchweld.figures import duration
-from torchweld.gating.advice import clock_remedies, without_advice
+from torchweld.gating.advice import clock_remedies
 from torchweld.gating.outcome import TimeVerdict, Verdict
 from torchweld.gating.subject import Clock
 from torchweld.inputs import Workload
@@ -103,7 +103,7 @@ def seen_in(found: Comparison) -> Seen | NotMeasured:
         or isinstance(eager_us, NotMeasured)
         or not all(0 < figure < math.inf for figure in (speedup, *interval, eager_us))
     ):
-        return NotMeasured(without_advice(found.reason)[0] or "no round was timed")
+        return NotMeasured(found.reason)
     return Seen(speedup=speedup, interval=interval, eager_us=eager_us)
 
 
@@ -122,7 +122,7 @@ def usable(found: Comparison, tolerance: float) -> Seen | NotMeasured:
     """What was measured, if that is enough to tell a change by the tolerance."""
     seen = seen_in(found)
     if found.verdict == "not measured":
-        return NotMeasured(without_advice(found.reason)[0])
+        return NotMeasured(found.reason)
     if isinstance(seen, NotMeasured):
         return seen
     why_not = too_wide(seen.interval, tolerance)
@@ -191,10 +191,9 @@ def kept_time(workload: str, measures: Sequence[Measure], clock: Clock) -> KeptT
                 break
         else:
             assert isinstance(seen, NotMeasured)
-            wanted_s = without_advice(one.reason)[1]
             raise NotMeasuredError(
                 f"no baseline was written: the wall time of {workload!r} was {seen}; what would "
-                f"help: {'; '.join(clock_remedies(clock, wanted_s))}"
+                f"help: {'; '.join(clock_remedies(clock, one.wanted_s))}"
             )
         found.append(one)
     return KeptTime(workload=workload, comparisons=tuple(found))
@@ -268,7 +267,6 @@ def _judged(
             reason = f"{tried.reason}; {said}, and the second one {could}"
     seen = tried.seen
     unmeasured = tried.verdict == "not measured"
-    wanted_s = without_advice(tried.found.reason)[1]
     return TimeVerdict(
         workload=workload,
         verdict=tried.verdict,
@@ -279,7 +277,7 @@ def _judged(
         noise=_noise(tried),
         tolerance=clock.tolerance,
         measured=count,
-        remedies=clock_remedies(clock, wanted_s) if unmeasured else (),
+        remedies=clock_remedies(clock, tried.found.wanted_s) if unmeasured else (),
     )
 
 
@@ -300,7 +298,7 @@ def _seen(found: Comparison, look: Look, tolerance: float) -> tuple[Verdict, str
     """A clear difference may have any interval; "as before" needs a narrow one."""
     seen = seen_in(found)
     if found.verdict == "not measured" or isinstance(seen, NotMeasured):
-        return "not measured", without_advice(found.reason)[0] or "no round was timed"
+        return "not measured", found.reason
     verdict, reason = look(found, seen)
     why_not = too_wide(seen.interval, tolerance) if verdict == "as before" else ""
     return ("not measured", why_not) if why_not else (verdict, reason)

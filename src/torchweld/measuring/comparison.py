@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torchweld.errors import TorchweldError
 from torchweld.files import parse_json
 from torchweld.not_measured import NotMeasured
-from torchweld.records import Count, Measured, Ratio, from_plain, short, to_plain
+from torchweld.records import Count, Measured, Positive, Ratio, from_plain, short, to_plain
 from torchweld.speeds import Speed
 from torchweld.texts import clean
 
@@ -32,6 +32,8 @@ class Comparison:
     baseline, candidate: the names of the sides
     verdict:             what is known of the candidate, at this threshold
     reason:              why, in one sentence
+    wanted_s:            the budget_s that may be enough for a verdict; None where there is one, or
+                         where more time would not help
     speedup:             baseline time / candidate time, the median over rounds
     interval:            where the true speedup lies, early looks accounted for
     confidence:          how sure that is
@@ -69,6 +71,7 @@ class Comparison:
     elapsed_s: float
     log_ratios: tuple[Measured, ...]
     control_log_ratios: tuple[Measured, ...]
+    wanted_s: Positive | None = None
 
     def __str__(self) -> str:
         return clean(self._sentence())
@@ -91,7 +94,8 @@ class Comparison:
     def _sentence(self) -> str:
         speed = self.speed
         if isinstance(speed, NotMeasured):
-            return f"{self.candidate} against {self.baseline}: not measured, {self.reason}"
+            more = f"; give budget_s={self.wanted_s}" if self.wanted_s is not None else ""
+            return f"{self.candidate} against {self.baseline}: not measured, {self.reason}{more}"
         low, high = speed.interval
         if self.verdict == "slower":
             figures = f"{1 / speed.speedup:.2f} ({1 / high:.2f}-{1 / low:.2f})"

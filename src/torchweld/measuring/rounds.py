@@ -262,7 +262,8 @@ class Run:
         ratios = log_ratios(used_RS, column)
         control = log_ratios(used_RS, 1) if settings.control else np.empty(0)
         verdict: Verdict = "not measured"
-        reason = self._too_few(rounds, discarded)
+        reason, more_s = self._too_few(rounds, discarded)
+        wanted_s: int | None = more_s
         unknown = NotMeasured(reason)
         speedup: float | NotMeasured = unknown
         interval: tuple[float, float] | NotMeasured = unknown
@@ -270,6 +271,7 @@ class Run:
         times_us: list[float | NotMeasured] = [unknown, unknown]
         if judgement is not None:
             verdict, reason = judgement.verdict, judgement.reason
+            wanted_s = self._more_s() if verdict == "not measured" else None
             speedup = math.exp(judgement.log_speedup)
             interval = math.exp(judgement.log_interval[0]), math.exp(judgement.log_interval[1])
             noise = NotMeasured("the baseline was not timed against itself")
@@ -296,17 +298,23 @@ class Run:
             elapsed_s=settings.clock() - self._begun_s,
             log_ratios=tuple(ratios.tolist()),
             control_log_ratios=tuple(control.tolist()),
+            wanted_s=wanted_s,
         )
 
-    def _too_few(self, rounds: int, discarded: int) -> str:
+    def _more_s(self) -> int:
+        """For each candidate: intervals are half as wide after four times the rounds."""
+        candidates = len(self._columns) - len(self._reference)
+        return math.ceil(4 * self._settings.budget_s / candidates)
+
+    def _too_few(self, rounds: int, discarded: int) -> tuple[str, int]:
+        """Why there is no verdict, and the seconds for each candidate that may bring one."""
         needed = self._settings.min_rounds
-        seen = f"{rounds} of {needed} rounds that a verdict needs"
         if discarded > rounds:
             return (
                 f"only {rounds} of {rounds + discarded} rounds ran undisturbed, and {needed} are "
                 "needed: other processes, or more threads than cores, took the processor away; "
                 "stop them, or lower the number of threads"
-            )
+            ), self._more_s()
         candidates = len(self._columns) - len(self._reference)
         allowed_s = self._settings.budget_s / candidates
         round_s = sum(column.cost_s for column in self._columns)
@@ -314,10 +322,11 @@ class Run:
             spent_s = self._settings.clock() - self._rounds_from_s
             round_s = max(round_s, spent_s / (rounds + discarded))
         enough_s = max(1.5 * needed * round_s / (1.0 - _WARM_UP_SHARE) / candidates, 2 * allowed_s)
-        return (
-            f"{seen} fitted into {allowed_s:.3g} s, and they show no plain difference; give "
-            f"budget_s={math.ceil(enough_s)}"
+        why = (
+            f"{rounds} of {needed} rounds that a verdict needs fitted into {allowed_s:.3g} s, and "
+            "they show no plain difference"
         )
+        return why, math.ceil(enough_s)
 
 
 def _is_busy(meter: LoadMeter, clock: Clock) -> bool:

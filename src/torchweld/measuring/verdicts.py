@@ -94,7 +94,7 @@ def judge(
             return judgement(
                 "not measured",
                 f"the change of {_percent(change)} is not beyond the {_percent(noise)} that the "
-                "baseline shows against itself; a quieter machine or a larger budget_s is needed",
+                "baseline shows against itself",
                 False,
             )
         verdict: Verdict = "faster" if change > 0.0 else "slower"
@@ -111,8 +111,7 @@ def judge(
         return judgement("same", f"the speedup lies in {span}: {kind}", True)
     return judgement(
         "not measured",
-        f"the speedup lies somewhere in {span}, too wide to tell a change of {threshold:.1%}; "
-        "a quieter machine or a larger budget_s is needed",
+        f"the speedup lies somewhere in {span}, too wide to tell a change of {threshold:.1%}",
         False,
     )
 

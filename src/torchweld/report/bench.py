@@ -109,11 +109,6 @@ def _wider(spare: list[str]) -> str:
     return f" On a wider terminal: {', '.join(spare)}." if spare else ""
 
 
-def _typed(reason: str) -> str:
-    """What `compare` says of its arguments, as the option that sets them."""
-    return reason.replace("budget_s=", "--seconds ").replace("budget_s", "--seconds")
-
-
 def closing(summary: Summary) -> Iterator[RenderableType]:
     """The result in one sentence, and what went wrong in one line each."""
     for failure in summary.failed:
@@ -125,7 +120,7 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
     news = [one for one in summary.unmeasured if not one.endswith(told)]
     if news:
         more = f" ({counted(len(news) - 1, 'more cell')} likewise)" if len(news) > 1 else ""
-        yield Text(f"not measured: {clean(_typed(news[0]))}{more}", style="yellow")
+        yield Text(f"not measured: {clean(news[0])}{more}", style="yellow")
     worst, mean = summary.worst, summary.mean
     if isinstance(worst, NotMeasured) or isinstance(mean, NotMeasured):
         yield Text(f"{summary.backend}: nothing was measured{_help(summary)}.", style="bold")
