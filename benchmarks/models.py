@@ -78,8 +78,9 @@ class Result:
     @property
     def share(self) -> float:
         """Of its ceiling."""
-        ceiling = self.details.get("ceiling") or 0.0
-        return self.speed["torchweld"][0] / ceiling if ceiling and "torchweld" in self.speed else 0
+        ceiling = self.details.get("ceiling")
+        known = isinstance(ceiling, float) and "torchweld" in self.speed
+        return self.speed["torchweld"][0] / ceiling if known else 0
 
     def lines(self) -> list[str]:
         goal = self.spot.goal
@@ -96,7 +97,9 @@ class Result:
                 "at most by diagnosis": self.details["predicted"],
             }
             told = ", ".join(
-                f"{gain:.2f} {what}" if gain else f"not measured: {what.partition(',')[0]}"
+                f"{gain:.2f} {what}"
+                if isinstance(gain, float)
+                else f"not measured: {what.partition(',')[0]}"
                 for what, gain in gains.items()
             )
             found.append(f"    {told}; {self.details['copied_bytes'] / 1e6:.0f} MB more")

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 from tests.profiles import make_peaks
 
 from torchweld import hardware, ops
-from torchweld.profiler import live
+from torchweld.profiler import build, live
+from torchweld.profiler.waiting import Watch
 
 # The suite draws the same samples at every run. HYPOTHESIS_PROFILE=explore draws new ones, ten
 # times as many, and keeps what it finds in .hypothesis.
@@ -52,7 +53,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+def calm_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step counts as measured, whatever else runs: for tests of what does not rest on it."""
+    monkeypatch.setattr(Watch, "lost", lambda self: 0.0)
+    monkeypatch.setattr(build, "doubt", lambda *_: None)
+
+
+@pytest.fixture
+def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None, calm_profiles: None) -> None:
     """Who is charged with what shows in a few steps; more only make the times more precise.
 
     The memory is said to be slower than that of any machine, and the arithmetic faster: then what

@@ -15,6 +15,7 @@ from torchweld.diagnosis import RULES, Finding, combined_bound, diagnose, weldin
 from torchweld.diagnosis.case import MARGIN, Case
 from torchweld.diagnosis.findings import Slice, bound_of, union
 from torchweld.errors import TorchweldError
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.account import account
 from torchweld.profiler.profile import Profile, Tensor
 from torchweld.records import from_plain, to_plain
@@ -260,3 +261,43 @@ def test_bounds_are_ordered_and_the_combined_one_covers_each(profile: Profile) -
 def test_union_takes_the_larger_of_two_claims_on_one_slice() -> None:
     one, other = Slice("op", 1, "slow_us"), Slice("op", 2, "slow_us")
     assert union([{one: 3.0, other: 1.0}, {one: 2.0}]) == {one: 3.0, other: 1.0}
+
+
+# ---- the bound on welding ----
+
+
+def test_welding_is_bounded_only_where_linears_can_be_priced() -> None:
+    """Without peaks there is no bound: 1.0 would say that nothing can be won."""
+    profile = mlp_profile()
+    bound = welding_bound(profile)
+    assert isinstance(bound, float)
+    assert bound > 1.5
+    unpriced = welding_bound(replace(profile, peaks=None))
+    assert isinstance(unpriced, NotMeasured)
+    assert "torchweld info --measure" in unpriced.reason
+    elsewhere = replace(profile, about=replace(profile.about, threads=77))
+    assert isinstance(welding_bound(elsewhere), NotMeasured)
+
+
+@pytest.mark.parametrize(
+    ("name", "hides"),
+    [
+        ("## Call CompiledFxGraph abc", True),
+        ("mylib::gated_mlp", True),
+        ("aten::bmm", True),  # an einsum with a weight
+        ("aten::relu", False),
+        ("aten::sort", False),
+    ],
+)
+def test_welding_is_not_bounded_where_linears_may_be_hidden(name: str, hides: bool) -> None:
+    made = Builder()
+    made.op("aten::mm", 50.0, inputs=(tensor(8, 64), tensor(64, 128)), makes=8 * 128 * 4)
+    made.op(name, 50.0, inputs=(tensor(1, 8, 64), tensor(1, 64, 64)), makes=8 * 64 * 4)
+    assert isinstance(welding_bound(made.build()), NotMeasured) == hides
+
+
+def test_a_model_without_linears_gains_nothing_by_welding() -> None:
+    made = Builder()
+    made.op("aten::relu", 50.0, inputs=(tensor(8, 64),), makes=8 * 64 * 4)
+    assert welding_bound(made.build()) == 1.0
+    assert isinstance(welding_bound(Builder().build()), NotMeasured)

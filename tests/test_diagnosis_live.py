@@ -30,7 +30,7 @@ PEAKS = make_peaks(gflops=1e6, gbps=1e5, threads=1)
 
 
 @pytest.fixture(autouse=True)
-def _short_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_profiles(monkeypatch: pytest.MonkeyPatch, calm_profiles: None) -> None:
     monkeypatch.setattr(hardware, "peaks", lambda measure=False: PEAKS)
     monkeypatch.setattr(live, "SET_SECONDS", 0.0)
     torch.set_num_threads(1)

@@ -27,7 +27,7 @@ from torchweld import report
 from torchweld.benching import Bench
 from torchweld.benching.results import Latency
 from torchweld.benching.summary import summarise
-from torchweld.cli.profile import load_recorded
+from torchweld.cli.recordings import load_recorded
 from torchweld.diagnosis import diagnose
 from torchweld.diffing import Diff, diff
 from torchweld.errors import TorchweldError
@@ -38,7 +38,7 @@ from torchweld.known_speeds import SpeedCell, SpeedTable, table_text
 from torchweld.measuring import Comparison
 from torchweld.not_measured import NotMeasured
 from torchweld.planning.plan import FORM as PLAN_FORM
-from torchweld.planning.plan import Plan
+from torchweld.planning.plan import Plan, Whole
 from torchweld.planning.planner import apply, plan
 from torchweld.profiler.account import account
 from torchweld.profiler.profile import FORM as PROFILE_FORM
@@ -46,6 +46,7 @@ from torchweld.profiler.profile import Allocation, Check, Compilation, Memory, P
 from torchweld.records import to_plain
 from torchweld.report.bench import bench_head, bench_sections
 from torchweld.report.style import to_text
+from torchweld.speeds import Speed
 from torchweld.swap import undo
 
 EVERY_DAY = 120  # mutations of each kind
@@ -163,15 +164,22 @@ def plan_text() -> str:
     made = plan(net(), [torch.randn(4, 8), torch.randn(2, 3, 8)], force=True)
     first = made.planned[0]
     tuning = replace(first.tunings[0], reason="forced")
-    trial = replace(tuning.trials[0], interval=(0.5, float("inf")), speedup=1.5, copied_bytes=7)
+    speed = Speed(speedup=1.5, interval=(0.5, 9.0), before_us=3.0, after_us=2.0)
+    trial = replace(tuning.trials[0], verdict="faster", speed=speed, copied_bytes=7)
     planned = (replace(first, tunings=(replace(tuning, trials=(trial,)), *first.tunings[1:])),)
-    whole = {
-        "workload": "x", "verdict": "slower", "speedup": 0.5, "interval": [0.4, 0.6],
-        "before_us": 100.0, "after_us": 50.0, "predicted": 1.5, "saved_us": 3.0, "ceiling": 9.0,
-        "error_ratio": 1.0,
-    }  # fmt: skip
-    data = json.loads(PLAN_FORM.text(replace(made, planned=(*planned, *made.planned[1:]))))
-    return json.dumps({**data, "whole": [whole], "notices": ["a notice"]})
+    whole = Whole(
+        workload="x",
+        verdict="slower",
+        speed=Speed(speedup=0.5, interval=(0.4, 0.6), before_us=50.0, after_us=100.0),
+        error_ratio=1.0,
+        predicted=1.5,
+        ceiling=9.0,
+        promised=NotMeasured("too busy"),
+    )
+    made = replace(
+        made, planned=(*planned, *made.planned[1:]), whole=(whole,), notices=("a notice",)
+    )
+    return PLAN_FORM.text(made)
 
 
 def good_plan() -> Any:

@@ -9,8 +9,12 @@ import torch
 from torch import nn
 
 from torchweld.errors import NotMeasuredError, TorchweldError
+from torchweld.not_measured import NotMeasured
+from torchweld.profiler import build
 from torchweld.profiler.collect import Recorder
+from torchweld.profiler.doubts import doubt
 from torchweld.profiler.loop import profiling
+from torchweld.profiler.waiting import Watch
 
 pytestmark = pytest.mark.usefixtures("brief_profiles")
 
@@ -153,10 +157,32 @@ def test_a_loop_that_ends_with_its_last_recording_has_no_check() -> None:
     assert p.profile.timing.checks == ()
 
 
-def test_corrected_times_that_miss_the_clock_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_whose_clock_disagrees_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4)
+    with profiling(model, wait=1, active=2) as p:
+        run(model, p)
+    samples = p._samples
+    samples.rounds = [dataclasses.replace(r, plain_us=1e6) for r in samples.rounds]
+    monkeypatch.setattr(build, "doubt", doubt)  # as it is
+    assert isinstance(p.profile.step_us, NotMeasured)
+    assert "steps took 1.00 s without the profiler" in p.profile.step_us.reason
+
+
+def test_corrected_times_that_miss_the_clock_are_noticed() -> None:
     model = nn.Linear(4, 4)
     with profiling(model, wait=1, active=2) as p:
         run(model, p)
     samples = p._samples
     samples.rounds = [dataclasses.replace(r, plain_us=1e6) for r in samples.rounds]
     assert any("against those without the profiler" in notice for notice in p.profile.notices)
+
+
+def test_a_loop_that_others_disturbed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "lost", lambda self: 0.9)
+    monkeypatch.setattr(build, "doubt", doubt)
+    model = nn.Linear(4, 4)
+    with profiling(model, wait=1, active=2) as p:
+        run(model, p)
+    assert isinstance(p.profile.step_us, NotMeasured)
+    assert p.profile.timing is not None
+    assert p.profile.timing.disturbed == p.profile.timing.rounds == 2

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.block_profiles import Call, block_places, blocks, make, on_device
+from tests.profiles import make_peaks
 from torch import nn
 
-from torchweld.diagnosis import Finding
+from torchweld.diagnosis import Finding, diagnose, welding_bound
 from torchweld.errors import TorchweldError
 from torchweld.figures import duration, figure, share
-from torchweld.profiler.account import Split, account
+from torchweld.not_measured import NotMeasured
+from torchweld.profiler.account import Split, account, roofline
 from torchweld.profiler.build import describe
 from torchweld.profiler.profile import Allocation, Check, Memory, Profile, Timing
 from torchweld.report import View, profile_sections, profile_text
@@ -76,12 +78,29 @@ def test_a_profile_without_ops_says_so() -> None:
     assert "no op was recorded" in text_of(empty)
 
 
-def test_a_correction_that_misses_the_clock_is_not_to_be_trusted() -> None:
+@given(
+    st.tuples(*[st.floats(0, 1e6)] * 6),
+    st.floats(-1e6, 1e6),
+)
+def test_no_part_is_more_than_the_whole(parts: tuple[float, ...], unexplained_us: float) -> None:
+    split = Split(**{part.field: 0.0 for part in PARTS})
+    named = [part.field for part in PARTS if part.field != "unexplained_us"]
+    split = replace(split, **dict(zip(named, parts, strict=True)), unexplained_us=unexplained_us)
+    netted = split.netted
+    assert netted.total_us == pytest.approx(split.total_us, abs=1e-6)
+    if split.total_us > 1e-3:
+        for part in PARTS:
+            assert -1e-9 <= part.of(netted) <= netted.total_us * (1 + 1e-9)
+
+
+def test_parts_that_explain_too_much_are_not_shown_as_more_than_the_step() -> None:
+    """The clock says 1 ms, the ops come to 1.1 ms."""
     profile = blocks()
-    assert profile.timing is not None
-    doubtful = replace(profile.timing, wall_us=0.5 * profile.timing.corrected_us)
-    assert "Not to be trusted" not in text_of(profile)
-    assert "Not to be trusted" in text_of(replace(profile, timing=doubtful))
+    short = replace(profile, step_us=0.9 * profile.step_us)
+    text = text_of(short)
+    head = text.partition("modules")[0]
+    assert all(int(found) <= 100 for found in re.findall(r"(\d+) %", head))
+    assert "−" not in head
 
 
 @given(
@@ -264,8 +283,21 @@ def test_only_the_first_findings_are_shown_and_the_rest_counted() -> None:
 
 
 def test_no_finding_is_said() -> None:
-    assert "nothing that costs enough" in text_of(blocks(), [])
+    assert "Nothing that costs enough" in text_of(blocks(), [])
     assert "findings" not in text_of(blocks())
+
+
+@pytest.mark.parametrize(
+    ("live", "helps"), [(True, "torchweld info --measure"), (False, "--this-machine")]
+)
+def test_without_peaks_no_finding_means_that_nothing_can_be_told(live: bool, helps: str) -> None:
+    profile = replace(blocks(live=live), peaks=None)
+    for findings in ([], [finding()]):
+        flat = " ".join(text_of(profile, findings).partition("\nops ")[0].split())
+        assert "costs enough" not in flat
+        assert "cannot be told" in flat
+        assert helps in flat
+    assert "cannot be told" not in text_of(blocks(), [finding()])
 
 
 def test_the_op_table_is_that_of_the_account() -> None:
@@ -296,9 +328,11 @@ def test_timing_shows_raw_corrected_unexplained_and_checks() -> None:
             Check(what="layers.3", corrected_us=80.0, timed_us=100.0),
         ),
     )
-    flat = " ".join(text_of(replace(blocks(), timing=timing)).split())
-    assert "1.00 ms on the clock; 1.50 ms under the profiler, 1.02 ms with its cost" in flat
-    assert "so −20.0 µs (−2.0 %) unexplained" in flat
+    flat = " ".join(text_of(replace(blocks(), timing=timing, step_us=1020.0)).split())
+    assert "one step takes 1.02 ms" in flat
+    assert "1.00 ms without the profiler, on the clock 1.50 ms under" in flat
+    assert "1.02 ms under the profiler, its cost taken away and disturbed ops curbed: the" in flat
+    assert flat.count("the step that all parts add up to") == 1
     assert "held-out steps 1.02 ms 1.00 ms +2.0 % −1.0 % to +5.0 %" in flat
     assert "layers.3 80.0 µs 100 µs −20.0 % too few rounds to tell" in flat
     assert "the very first step took 9.00 ms" in flat
@@ -394,3 +428,37 @@ def test_top_kernels_are_those_that_the_devices_figures_cover() -> None:
     covered = [k for k in filter(device.covers, device.kernels) if k.name == "gemm_128x64"]
     assert 0 < len(covered) < sum(k.name == "gemm_128x64" for k in device.kernels)
     assert row.split()[1] == str(len(covered))
+
+
+# ---- one figure for the step ----
+
+
+def shares_of(text: str) -> dict[str, int]:
+    """Share of each line at the left edge of the tree."""
+    tree = text.partition("\nmodules")[2].partition("\n\n")[0]
+    lines = [line for line in tree.splitlines()[2:] if line and not line.startswith(" ")]
+    return {line.split()[0]: int(re.findall(r"(\d+) %", line)[0]) for line in lines}
+
+
+def test_the_lines_of_the_tree_add_up_to_the_step() -> None:
+    profile = blocks()
+    assert shares_of(text_of(profile)) == {"Net": 100}
+    longer = text_of(replace(profile, step_us=1.25 * profile.step_us))
+    assert shares_of(longer) == {"Net": 80, "·": 20}
+    assert "· unexplained, in no module" in longer
+
+
+def test_an_op_that_beats_its_roofline_has_no_share_of_it() -> None:
+    """The peak is none then; a share above 100 % would say more about the peak than the op."""
+    slow = make_peaks(gflops=0.01, threads=1)
+    profile = replace(blocks(), peaks=slow)
+    rows = roofline(profile, account(profile))
+    assert all(row.of_roofline is None or row.of_roofline <= 1.0 for row in rows)
+    assert next(row for row in rows if row.name == "aten::addmm").of_roofline is None
+    text = text_of(profile, [])
+    assert all(int(found) <= 100 for found in re.findall(r"(\d+) %", text.partition("timing")[0]))
+    assert any("measured when it was busy" in notice for notice in account(profile).notices)
+    assert not any("was busy" in notice for notice in account(blocks()).notices)
+    assert isinstance(welding_bound(profile), NotMeasured)
+    assert diagnose(profile) == ()
+    assert "cannot be told: some were faster than the peaks" in " ".join(text.split())

@@ -90,6 +90,7 @@ CALLS: Calls = {
     "verify reference": (lambda v: tw.verify(v, mlp(), X), MODELS),
     "verify candidate": (lambda v: tw.verify(mlp(), v, X), MODELS),
     "verify training": (lambda v: tw.verify(mlp(), mlp(), X, training=v), {"a bool"}),
+    "stats model": (lambda v: tw.stats(v), {"a module"}),
     "disabled model": (lambda v: entered(tw.disabled(v)), {"a module"}),
     "check_calls model": (lambda v: tw.check_calls(v, first=1), {"a module"}),
     "check_calls first": (lambda v: tw.check_calls(mlp(), first=v), {"an int", "zero"}),
@@ -143,7 +144,7 @@ CALLS: Calls = {
 PLAN = tw.plan(mlp(), X, force=True)
 # Results and errors, which users do not make; and what takes anything, to hand it on.
 TAKE_ANYTHING = {"Account", "Check", "Comparison", "ExpectationError", "Finding", "TorchweldError"}
-TAKE_ANYTHING |= {"Inputs"}
+TAKE_ANYTHING |= {"Inputs", "NotMeasured", "OriginalCodeWarning"}
 
 
 def test_every_public_name_is_tried() -> None:

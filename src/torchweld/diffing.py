@@ -18,6 +18,7 @@ from functools import cached_property
 
 from torchweld.arguments import check_kind
 from torchweld.files import MOST_BYTES
+from torchweld.not_measured import NotMeasured
 from torchweld.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.profiler.account import Account, account
 from torchweld.profiler.costs import works_of
@@ -84,7 +85,7 @@ class Diff:
     b: About
     not_comparable: tuple[str, ...]  # why times cannot be compared; empty if they can
     on_device: bool  # both have a device: its time decides the order
-    step_us: tuple[float, float]
+    step_us: tuple[float | NotMeasured, float | NotMeasured]
     step: Change
     changes: tuple[Change, ...]
     only_a: tuple[str, ...] = ()
@@ -94,9 +95,10 @@ class Diff:
     @property
     def speedup(self) -> float | None:
         """Step time of a over that of b; None if it was not measured."""
-        if self.not_comparable or not all(us > 0 for us in self.step_us):
+        one, two = self.step_us
+        if self.not_comparable or isinstance(one, NotMeasured) or isinstance(two, NotMeasured):
             return None
-        return self.step_us[0] / self.step_us[1]
+        return one / two if one > 0 and two > 0 else None
 
     def to_json(self) -> str:
         return FORM.text(self)
@@ -158,13 +160,18 @@ def diff(a: Profile, b: Profile) -> Diff:
         b=b.about,
         not_comparable=reasons,
         on_device=on_device,
-        step_us=(a.step_us / max(a.about.steps, 1), b.step_us / max(b.about.steps, 1)),
+        step_us=(_one_step(a), _one_step(b)),
         step=whole,
         changes=tuple(sorted(merged, key=lambda c: _weight(c, not reasons, on_device))),
         only_a=tuple(grouped_paths(sides[0].only(shared), everything)),
         only_b=tuple(grouped_paths(sides[1].only(shared), everything)),
         notes=_notes(a, b),
     )
+
+
+def _one_step(profile: Profile) -> float | NotMeasured:
+    us = profile.step_us
+    return us if isinstance(us, NotMeasured) else us / max(profile.about.steps, 1)
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:
@@ -199,7 +206,11 @@ def _weight(change: Change, timed: bool, on_device: bool) -> tuple[float, ...]:
 def not_comparable(a: Profile, b: Profile) -> tuple[str, ...]:
     """Reasons why a difference in time would not be the model's."""
     one, two = a.about, b.about
-    found = []
+    found = [
+        f"{name} was {profile.step_us}"
+        for name, profile in (("a", a), ("b", b))
+        if isinstance(profile.step_us, NotMeasured)
+    ]
     if one.source != two.source:
         found.append(f"one is a {one.source} profile, the other a {two.source}")
     if one.training != two.training:

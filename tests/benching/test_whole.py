@@ -105,6 +105,21 @@ def test_eager_and_welded_are_one_model_that_shows_the_one_or_the_other(
     assert found.originals == {}
 
 
+def test_a_plan_for_other_rows_is_reported_and_not_warned_about(
+    model_file: Path, tmp_path: Path, one_thread: None
+) -> None:
+    made = TargetSource(target=f"{model_file}:net").make()
+    plan = tw.plan(made.model, torch.randn(7, 8), force=True)
+    plan.save(tmp_path / "other.json")
+    with LocalStage(1, MODEL_RUNTIMES) as stage:
+        stage.start(["torchweld"])
+        stage.ask("torchweld", "load", source(model_file, "net", plan=str(tmp_path / "other.json")))
+        stage.ask("torchweld", "prepare", 0)
+        stage.side("torchweld").time(1)
+        details = stage._servers["torchweld"].runtime.details()
+    assert details["ran_the_original"]
+
+
 def test_a_cell_for_every_input_verified_counted_and_timed(
     model_file: Path, plan_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

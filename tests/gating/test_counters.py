@@ -13,6 +13,7 @@ from torchweld.discovery.found import Refusal
 from torchweld.errors import NotMeasuredError
 from torchweld.gating.counters import NAMES, Counters, count_step
 from torchweld.gating.outcome import Change, changes_of, lost_blocks
+from torchweld.gating.welding import both_faces, fit_of
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
 from torchweld.profiler.launches import counts_of
@@ -101,6 +102,15 @@ def test_calls_that_run_the_original_code_are_counted_with_the_reason() -> None:
     assert found.welded == ()
     assert found.step("original calls") == 1
     assert found.reasons == {"": "rows"}
+
+
+def test_what_the_gate_welds_says_nothing_of_its_own() -> None:
+    """The gate reports the original code itself; a warning would be an error here."""
+    model, x = mlp().eval(), torch.randn(3, 8)
+    made = tw.plan(model, x, force=True)
+    with both_faces(model, fit_of(model, made)), torch.no_grad():
+        model(torch.randn(4, 8))
+        assert tw.stats(model)[""].originals == {"rows": 1}
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -28,12 +28,14 @@ from torchweld.errors import TorchweldError
 from torchweld.inputs import Inputs, Workload, tensors_in
 from torchweld.not_measured import NotMeasured
 from torchweld.planning.ceiling import ceiling
-from torchweld.planning.plan import Plan
+from torchweld.planning.plan import UNASKED, Plan
 from torchweld.planning.planner import apply, plan
+from torchweld.planning.text import sentence
 from torchweld.planning.timing import Face
 from torchweld.planning.whole import runner
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile
+from torchweld.records import to_plain
 from torchweld.repeating import check_repeatable
 from torchweld.targets import Target
 from torchweld.verifying import depth_of, results, truth_of
@@ -100,13 +102,15 @@ class Eager:
     def check(self) -> None:
         check_repeatable(self.model, self.workloads, training=False)
 
-    def host(self) -> tuple[float, float]:
+    def host(self) -> tuple[float, float] | NotMeasured:
         """By a profile: ops that are started, and Python, dispatcher and views between them.
 
         In µs, and as a share of the profiled step.
         """
         given = self.workload.inputs if self.workload.inputs is not None else self.workload.run
         step = account(profile(self.model, [given])).step
+        if isinstance(step, NotMeasured):
+            return step
         host_us = step.launch_us + step.host_us
         return host_us, host_us / step.total_us if step.total_us > 0 else 1.0
 
@@ -165,21 +169,20 @@ class Torchweld(Eager):
 
     def details(self) -> dict[str, Any]:
         whole = self.plan.whole[0] if self.plan.whole else None
-        unknown = NotMeasured("the plan did not measure the whole model")
-        found = whole.ceiling if whole else unknown
-        if whole and isinstance(found, NotMeasured):  # its steps are too long for a plan
+        limit = whole.ceiling if whole else UNASKED
+        if whole and isinstance(limit, NotMeasured):  # its steps are too long for a plan
             self.original.show()
             run = runner(self.model, self.workloads[0], training=False)
-            found = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
+            limit = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
         self.show()
         stats = swap.stats(self.model)
         return {
             "kernel": f"{len(self.plan.decisions)} welded",
-            "sentence": str(self.plan).splitlines()[-1],
-            "ceiling": found,
-            "predicted": whole.predicted if whole else unknown,
-            "promised": whole.promised if whole else unknown,
-            "error": whole.error_ratio if whole else unknown,
+            "sentence": sentence(self.plan),
+            "ceiling": to_plain(limit),
+            "predicted": to_plain(whole.predicted if whole else UNASKED),
+            "promised": to_plain(whole.promised if whole else UNASKED),
+            "error": to_plain(whole.error_ratio if whole else UNASKED),
             "copied_bytes": self.plan.copied_bytes,
             "welded": len(self.plan.decisions),
             "ran_the_original": [path for path, one in stats.items() if one.originals],

@@ -150,7 +150,7 @@ def table_of(bench: Bench, command: str, date: str) -> SpeedTable:
 
 def _cell(case: Case, way: Way, result: Result) -> SpeedCell:
     found = result.comparison
-    reason = result.why_not
+    reason = (result.refused or "it was not timed") if found is None else found.reason
     cell = SpeedCell(
         kind=case.mlp.kind_text,
         sizes=case.mlp.sizes,

@@ -192,8 +192,10 @@ class Server:
 
     def _host(self) -> dict[str, float | NotMeasured]:
         if hasattr(self.runtime, "host"):  # a whole model
-            host_us, host_share = self.runtime.host()
-            return {"host_us": float(host_us), "host_share": float(host_share)}
+            found = self.runtime.host()
+            if isinstance(found, NotMeasured):
+                return {"host_us": found}
+            return {"host_us": float(found[0]), "host_share": float(found[1])}
         idle = CallableSide(self.runtime.idle())
         try:
             once_s = min(idle.time(1) for _ in range(3))

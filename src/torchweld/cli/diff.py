@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from torchweld import diffing, report
-from torchweld.cli.profile import load_recorded
+from torchweld.cli.recordings import load_recorded
 from torchweld.cli.screen import put, screen
 
 EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)

@@ -12,6 +12,7 @@ from torchweld.errors import TorchweldError
 from torchweld.history import History, of_comparison
 from torchweld.history.store import check_name
 from torchweld.measuring import Comparison
+from torchweld.not_measured import NotMeasured
 from torchweld.planning.plan import Plan, Whole
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.splits import Account, Split
@@ -62,9 +63,14 @@ def _figures_of(whole: Whole) -> dict[str, Any]:
 def keep_profile(
     history: History, name: str, what: str, settings: dict[str, Any], found: Profile, made: Account
 ) -> None:
-    """A cell for the step and one for every module: time, launches, bytes, and its account."""
+    """A cell for the step and one for every module: time, launches, bytes, and its account.
+
+    Where the step was not measured: counts alone, and why.
+    """
     run = history.begin(name, "profile", what, settings)
-    run.add("step", {"step_us": found.step_us, "account": _parts(made.step)})
+    why = found.step_us if isinstance(found.step_us, NotMeasured) else None
+    step = {"step_us": found.step_us, "account": _parts(made.step)}
+    run.add("step", step if why is None else to_plain({"time": why}))
     for module, own in zip(found.modules, made.modules, strict=True):
         data = {
             "kind": module.kind,
@@ -78,10 +84,17 @@ def keep_profile(
             "bound": own.bound,
             "account": _parts(own.split),
         }
+        if why is not None:
+            data = {name: data[name] for name in _COUNTS}
         run.add(module.path or "the model", data)
-    run.finish({"explained": made.explained})
+    run.finish({"explained": to_plain(made.explained)})
 
 
-def _parts(split: Split) -> dict[str, float]:
-    """µs by part: `arithmetic`, `traffic`, …"""
+_COUNTS = ("kind", "calls", "launches", "flops", "moved_bytes", "round_trip_bytes")
+
+
+def _parts(split: Split | NotMeasured) -> dict[str, float]:
+    """µs by part: `arithmetic`, `traffic`, …; none where they were not measured."""
+    if isinstance(split, NotMeasured):
+        return {}
     return {part.removesuffix("_us"): value for part, value in asdict(split).items()}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,46 +14,24 @@ from rich.text import Text
 from torchweld import report
 from torchweld.cli.history import history_option
 from torchweld.cli.keeping import keep_profile, keeping
+from torchweld.cli.recordings import RECORDED, load_recorded, recorded_file
 from torchweld.cli.screen import progress_shown, put, screen
 from torchweld.cli.writing import check_targets
 from torchweld.diagnosis import diagnose
 from torchweld.errors import TorchweldError
 from torchweld.expecting import check_profile, parse_expectations
-from torchweld.files import GZIP, write_whole
+from torchweld.files import write_whole
 from torchweld.guesses import Verdict
 from torchweld.history import target_words
 from torchweld.models import DEMO
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.account import account
 from torchweld.profiler.live import profile as take
 from torchweld.profiler.profile import Profile
-from torchweld.profiler.trace import read_trace
 from torchweld.report.tree import ORDERS, Order
 from torchweld.targets import resolve
 
-RECORDED = (".json", ".json.gz")
-
-
 # ---- from TARGET to a profile ----
-
-
-def is_recorded(target: str | None) -> bool:
-    """Whether TARGET names a file with a trace or a profile rather than a model."""
-    return target is not None and target.endswith(RECORDED)
-
-
-def load_recorded(path: Path) -> Profile:
-    """A profile that was saved, or what a trace tells."""
-    try:
-        with path.open("rb") as file:
-            zipped = file.read(len(GZIP)) == GZIP
-        with gzip.open(path) if zipped else path.open("rb") as file:
-            start = file.read(64)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise TorchweldError(
-            f"{path} cannot be read: {error}; give a trace of torch.profiler, a profile saved with "
-            "--save, or a model"
-        ) from error
-    return Profile.load(path) if b'"torchweld_profile"' in start else read_trace(path)
 
 
 def file_or_name(save: str | None) -> tuple[Path | None, str | None]:
@@ -150,6 +126,9 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--folded", type=FILE, help="Write folded stacks, nanoseconds, for flame graphs.")
 @click.option("--speedscope", type=FILE, help="Write a flame graph for speedscope.app.")
 @click.option("--expect", help="What a step should launch: 'linear=3,pointwise<=2'.")
+@click.option(
+    "--this-machine", is_flag=True, help="Price a CPU trace as one that was recorded here."
+)
 @click.option("--force", is_flag=True, help="Replace files that are there already.")
 def profile(
     target: str | None,
@@ -166,27 +145,34 @@ def profile(
     folded: Path | None,
     speedscope: Path | None,
     expect: str | None,
+    this_machine: bool,
     force: bool,
 ) -> int:
     """Show where a model's time goes, down to the module, why, and the most that could be won.
 
     TARGET is package.module:factory, path/to/file.py:factory, the name of a built-in model,
     hf:<model type>, a trace that torch.profiler wrote, or a profile saved with --save; without it,
-    a built-in model is profiled. Exit code 1 if what --expect says does not hold, 2 if nothing
-    could be measured.
+    a built-in model is profiled. Exit code 1 if what --expect says does not hold, 2 if the step
+    could not be measured: what is counted is shown nevertheless.
     """
     saved, name = file_or_name(save)
     files = {"--save": saved, "--trace": trace, "--folded": folded, "--speedscope": speedscope}
     check_targets(files, force)
     guesses = parse_expectations(expect) if expect is not None else None
-    if target is not None and is_recorded(target):
+    recorded = recorded_file(target)
+    if recorded is not None:
         if inputs or training or steps is not None or name is not None:
             raise TorchweldError(
                 f"{target} is a recording; --input, --training, --steps and --save NAME go with a "
                 "model"
             )
-        found = load_recorded(Path(target))
+        found = load_recorded(recorded, this_machine)
     else:
+        if this_machine:
+            raise TorchweldError(
+                f"--this-machine goes with a trace; {target or DEMO} is a model, and a profile of "
+                "it is of this machine anyway"
+            )
         steps = 3 if steps is None else steps
         with keeping(name, file) as history:
             found = take_live(target, inputs, training, steps)
@@ -201,4 +187,6 @@ def profile(
         console = screen()
         view = report.View(order=order, depth=depth, module=module, width=console.width)
         put(sections(found, verdict, view), console)
-    return 1 if verdict is not None and not verdict.holds else 0
+    if verdict is not None and not verdict.holds:
+        return 1
+    return 2 if isinstance(found.step_us, NotMeasured) else 0

@@ -27,7 +27,11 @@ from torchweld.diagnosis.rules_host import (
 from torchweld.diagnosis.rules_products import few_rows, slow_half
 from torchweld.diagnosis.welding import weld
 from torchweld.errors import TorchweldError
-from torchweld.profiler.account import Account, account
+from torchweld.figures import listed
+from torchweld.not_measured import NotMeasured
+from torchweld.profiler.account import Account, account, peaks_hold
+from torchweld.profiler.kinds import hides_kernels
+from torchweld.profiler.pricing import is_priced, without_peaks
 from torchweld.profiler.profile import Profile
 
 __all__ = ["RULES", "Finding", "combined_bound", "diagnose", "welding_bound"]
@@ -50,6 +54,10 @@ RULES: tuple[Rule, ...] = (
     layout_copies,
 )
 
+# Those whose bound is a roofline.
+PRICED: tuple[Rule, ...] = (pointwise_chains, mlp_blocks, few_rows, shared_inputs, slow_half)
+# Products of which the profile does not tell whether they are a Linear.
+BATCHED = ("aten::bmm", "aten::baddbmm")
 # What could win less than this share of the step is below what profiling it can tell.
 LEAST_SHARE = 0.01
 
@@ -58,11 +66,14 @@ def diagnose(profile: Profile, accounted: Account | None = None) -> tuple[Findin
     """The findings of a profile, ranked by the most that each could win.
 
     `accounted` is the profile's account, if it was made already. Rules that need the machine's
-    peaks find nothing in a profile without them; its notices say so.
+    peaks find nothing in a profile without them; its notices say so. None if the step was not
+    measured: what could be won follows from times.
     """
     check_kind("diagnose", "profile", profile, Profile, "what tw.profile or tw.read_trace returns")
     if accounted is not None:
         check_kind("diagnose", "accounted", accounted, Account, "what tw.account returns")
+    if isinstance(profile.step_us, NotMeasured):
+        return ()
     case = _case(profile, accounted)
     steps = profile.accounted_steps
     found = [draft.finding(us / steps, case.step_us / steps) for draft, us in _drafts(case)]
@@ -71,12 +82,14 @@ def diagnose(profile: Profile, accounted: Account | None = None) -> tuple[Findin
 
 def combined_bound(
     findings: Sequence[Finding], profile: Profile, accounted: Account | None = None
-) -> float:
+) -> float | NotMeasured:
     """The most that all these findings together could win: a speed-up of the step.
 
     No microsecond counts twice, whichever findings claim it. The findings must be of this profile;
     what they claim is found again from it.
     """
+    if isinstance(profile.step_us, NotMeasured):
+        return profile.step_us
     case = _case(profile, accounted)
     drafts = {(draft.rule, draft.title): draft for draft, _ in _drafts(case)}
     chosen = []
@@ -92,14 +105,21 @@ def combined_bound(
     return bound_of(case.settled_us(union(draft.claims for draft in chosen)), case.step_us)
 
 
-def welding_bound(profile: Profile, accounted: Account | None = None) -> float:
+def welding_bound(profile: Profile, accounted: Account | None = None) -> float | NotMeasured:
     """The most that welding every MLP and every Linear could win: a speed-up of the step.
 
-    Unlike the findings it counts Linears that are near their roofline already.
+    Unlike the findings it counts Linears that are near their roofline already. `NotMeasured` where
+    the profile does not tell how long they take or how fast they could be: no bound is no 1.
     """
+    if isinstance(profile.step_us, NotMeasured):
+        return profile.step_us
+    if not is_priced(profile):
+        return NotMeasured(without_peaks(profile))
     case = _case(profile, accounted)
     if not case.ops or case.step_us <= 0:
-        return 1.0
+        return NotMeasured("no op was recorded")
+    if (why := _hidden(case)) is not None:
+        return why
     drafts = [draft for rule in (mlp_blocks, shared_inputs, slow_half) for draft in rule(case)]
     linears = linears_of(case)
     claims = union(
@@ -112,6 +132,28 @@ def welding_bound(profile: Profile, accounted: Account | None = None) -> float:
     return bound_of(min(case.settled_us(claims), max(most_us, 0.0)), case.step_us)
 
 
+def _hidden(case: Case) -> NotMeasured | None:
+    """Why Linears of the model may have taken time that the bound does not count."""
+    if not peaks_hold(case.account):
+        return NotMeasured("ops were faster than the peaks that are known of this machine")
+    hidden = [i for i, work in enumerate(case.works) if work is not None and _hides(case, i)]
+    if case.time_us(hidden) * case.scale < LEAST_SHARE * case.step_us:
+        return None
+    names = sorted({case.ops[i].name.removeprefix("aten::") for i in hidden})
+    return NotMeasured(f"it is not known how fast {listed(names, 3)} could be")
+
+
+def _hides(case: Case, i: int) -> bool:
+    """Whether an op may be or hold a Linear whose least time is not known."""
+    op = case.ops[i]
+    if op.name in BATCHED:  # of an einsum, if it reads a weight; that of attention reads none
+        return any(value.producer < 0 for value, _ in case.flow.reads[i])
+    if case.is_priced(i):
+        return False
+    ours = op.name.startswith("aten::") and not hides_kernels(op.name)
+    return case.about(i).kind == "product" if ours else case.about(i).kind in ("fused", "unknown")
+
+
 def _case(profile: Profile, accounted: Account | None) -> Case:
     accounted = accounted if accounted is not None else account(profile)
     return Case(profile, accounted, replacing_call_us(profile))
@@ -122,7 +164,10 @@ def _drafts(case: Case) -> list[tuple[Draft, float]]:
     if not case.ops or case.step_us <= 0:
         return []
     found = []
+    trusted = case.on_device or peaks_hold(case.account)
     for rule in RULES:
+        if rule in PRICED and not trusted:  # a bound by peaks that are too low would be none
+            continue
         for draft in rule(case):
             saved_us = case.settled_us(draft.claims)
             if draft.always or saved_us >= LEAST_SHARE * case.step_us:

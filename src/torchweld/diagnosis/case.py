@@ -11,7 +11,7 @@ from torchweld.paths import grouped_paths
 from torchweld.profiler.calls import Work
 from torchweld.profiler.costs import works_of
 from torchweld.profiler.profile import Op, Profile
-from torchweld.profiler.splits import PARTS, Account, OpAccount, Split
+from torchweld.profiler.splits import PARTS, Account, OpAccount, Split, measured
 
 # The model itself, where a place is named.
 ROOT = "the model"
@@ -24,13 +24,17 @@ MARGIN = 0.10
 
 
 class Case:
-    """Everything follows from the profile, but for the least that a call of a fused block costs."""
+    """Everything follows from the profile, but for the least that a call of a fused block costs.
+
+    Of a profile whose step was measured.
+    """
 
     def __init__(self, profile: Profile, account: Account, fused_call_us: float = 0.0) -> None:
         self.profile = profile
         self._fused_call_us = fused_call_us
         self.account = account
-        self.step_us = account.step.total_us
+        self.step = measured(account.step)
+        self.step_us = self.step.total_us
         self.on_device = profile.device is not None
         self.parents = [op.parent for op in profile.ops]
 
@@ -42,10 +46,10 @@ class Case:
         return self.account.ops[i]
 
     def split(self, i: int) -> Split:
-        return self.account.ops[i].split
+        return measured(self.account.ops[i].split)
 
     def time_us(self, members: Iterable[int]) -> float:
-        return sum(self.account.ops[i].split.total_us for i in members)
+        return sum(self.split(i).total_us for i in members)
 
     def is_forward(self, i: int) -> bool:
         """Part of neither the backward pass nor the optimizer; a recomputed forward is one."""
@@ -245,7 +249,7 @@ class Case:
         if self.profile.timing is None or self.on_device or len({o.thread for o in self.ops}) > 1:
             return 1.0
         # Times that the correction made negative give nothing, and are claimed by nobody.
-        ops_us = sum(max(0.0, about.split.total_us) for about in self.account.ops)
+        ops_us = sum(max(0.0, measured(about.split).total_us) for about in self.account.ops)
         recorded_us = ops_us + sum(self.host_of_module)
         return self.step_us / recorded_us if recorded_us > 0 else 1.0
 

@@ -33,7 +33,7 @@ def overhead_bound(case: Case) -> list[Draft]:
     the work as it is and takes all of that away, which nothing can do better. On a device the same
     shows as idle time, which has a rule of its own.
     """
-    step = case.account.step
+    step = case.step
     if case.on_device:
         return []
     claims: dict[Slice, float] = {}

@@ -94,7 +94,7 @@ def slow_half(case: Case) -> list[Draft]:
         if gbps is None:
             return []
         least_us = max(about.flops / (1e3 * gflops), wide_bytes / (1e3 * gbps))
-        working_us = about.split.total_us - about.split.launch_us
+        working_us = case.split(i).total_us - case.split(i).launch_us
         few = min(factors.M, factors.K, factors.N) <= FEW_ROWS
         if working_us < (FAR_OF_FLOAT32_FEW_ROWS if few else FAR_OF_FLOAT32) * least_us:
             continue

@@ -138,7 +138,7 @@ def price_of_byte(case: Case, i: int) -> float:
     """µs, as the account has it for this op; 0 where its traffic hides behind its arithmetic."""
     about = case.about(i)
     moved = about.read_bytes + about.written_bytes
-    excess_us = about.split.traffic_us + about.split.round_trip_us
+    excess_us = case.split(i).traffic_us + case.split(i).round_trip_us
     return about.roofline_us / moved if moved and excess_us > 0 else 0.0
 
 

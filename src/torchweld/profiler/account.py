@@ -8,15 +8,25 @@ ran on a device; here their parts are added up by module and for the step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from torchweld.arguments import check_kind
+from torchweld.figures import duration
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.device_pricing import price_on_device
 from torchweld.profiler.pricing import Priced, price_on_cpu
 from torchweld.profiler.profile import Module, Profile, deepest_first
 from torchweld.profiler.rooflines import OpRow, roofline
-from torchweld.profiler.splits import PARTS, Account, Bound, ModuleAccount, OpAccount, Split
+from torchweld.profiler.splits import (
+    PARTS,
+    Account,
+    Bound,
+    ModuleAccount,
+    OpAccount,
+    Split,
+    measured,
+)
 
 __all__ = [
     "Account",
@@ -32,13 +42,32 @@ __all__ = [
 # `dataclasses.astuple` copies deeply, which takes longer than all the rest.
 _parts = attrgetter(*PARTS)
 _UNEXPLAINED = PARTS.index("unexplained_us")
+# Of the step: a peak that ops beat by more is too low.
+TOLERATED_BEYOND = 0.05
 
 
 def account(profile: Profile) -> Account:
     """Explains a profile."""
     check_kind("account", "profile", profile, Profile, "what tw.profile or tw.read_trace returns")
+    if isinstance(profile.step_us, NotMeasured):
+        return _untimed(_accounted(profile, 0.0), profile.step_us)
+    return _accounted(profile, profile.step_us)
+
+
+def _untimed(timed: Account, why: NotMeasured) -> Account:
+    """The same without whatever rests on times."""
+    return Account(
+        ops=tuple(replace(op, split=why, bound="unknown") for op in timed.ops),
+        modules=tuple(replace(m, split=why, own=why, bound="unknown") for m in timed.modules),
+        step=why,
+        explained=why,
+        notices=timed.notices,
+    )
+
+
+def _accounted(profile: Profile, step_us: float) -> Account:
     if profile.device is None:
-        priced, step_us = price_on_cpu(profile), profile.step_us
+        priced = price_on_cpu(profile)
     else:
         priced, step_us = price_on_device(profile, profile.device), profile.device.span_us
     sums = _own_sums(profile, priced)
@@ -63,8 +92,41 @@ def account(profile: Profile) -> Account:
         ),
         step=_split(step),
         explained=_explained(profile, priced, step_us),
-        notices=(*priced.notices, *_about_memory(profile, _split(step))),
+        notices=(
+            *priced.notices,
+            *_about_peaks(profile, priced, step_us),
+            *_about_memory(profile, _split(step)),
+        ),
     )
+
+
+def beyond_peaks_us(ops: Iterable[OpAccount]) -> float:
+    """By how much ops were faster than their arithmetic at the peak; if by much, it is no peak.
+
+    Memory says nothing of the kind: an op need not read all that it is given.
+    """
+    splits = (op.split for op in ops if isinstance(op.split, Split))
+    return sum(s.arithmetic_us - s.total_us for s in splits if 0 < s.total_us < s.arithmetic_us)
+
+
+def peaks_hold(account: Account) -> bool:
+    """Whether ops stay below the peaks; if not, these are too low, and so is every bound."""
+    step = account.step
+    if isinstance(step, NotMeasured):
+        return True
+    return beyond_peaks_us(account.ops) <= TOLERATED_BEYOND * step.total_us
+
+
+def _about_peaks(profile: Profile, priced: Priced, step_us: float) -> list[str]:
+    """What rooflines are worth where ops beat them."""
+    beyond_us = beyond_peaks_us(priced.ops)
+    if profile.device is not None or not beyond_us > TOLERATED_BEYOND * step_us:
+        return []
+    return [
+        f"ops took {duration(beyond_us)} less than their arithmetic would at the peaks that are "
+        "known of this machine, so these were measured when it was busy, and rooflines are too "
+        "low; on an idle machine, `torchweld info --measure` measures them again"
+    ]
 
 
 def _about_memory(profile: Profile, step: Split) -> list[str]:
@@ -106,7 +168,7 @@ def _own_sums(profile: Profile, priced: Priced) -> list[_Sums]:
     sums = [_Sums(parts=list(_parts(split))) for split in priced.modules]
     for op, found in zip(profile.ops, priced.ops, strict=True):
         total = sums[op.module]
-        split = found.split
+        split = measured(found.split)
         total.parts = [a + b for a, b in zip(total.parts, _parts(split), strict=True)]
         total.launches += found.launches
         total.flops += found.flops
@@ -147,7 +209,7 @@ def _explained(profile: Profile, priced: Priced, step_us: float) -> float:
     """Share of the step that is explained and below the root."""
     explained_us = covered_us = 0.0
     places = [op.module for op in profile.ops] + list(range(len(profile.modules)))
-    splits = [found.split for found in priced.ops] + priced.modules
+    splits = [measured(found.split) for found in priced.ops] + priced.modules
     for module, split in zip(places, splits, strict=True):
         covered_us += split.total_us
         if module > 0:

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from torchweld import hardware
-from torchweld.errors import NotMeasuredError
-from torchweld.hardware import Peaks
 from torchweld.interrupts import is_interrupt
 from torchweld.profiler.attribution import Costs, Place, attribute, signature
 from torchweld.profiler.checking import (
@@ -24,18 +22,22 @@ from torchweld.profiler.checking import (
 )
 from torchweld.profiler.collect import has_cuda
 from torchweld.profiler.device import device_account, with_kernels
+from torchweld.profiler.doubts import doubt
 from torchweld.profiler.events import MODULE, Recording
 from torchweld.profiler.instrument import Roots, is_compiled, places
+from torchweld.profiler.machine import usual_peaks
 from torchweld.profiler.memory import memory_account
 from torchweld.profiler.overhead import (
     Round,
     calibrate,
+    calmest,
     count_events,
     measure_loop,
     step_us,
     undisturbed,
 )
 from torchweld.profiler.profile import About, Compilation, Profile, Timing
+from torchweld.profiler.waiting import TOLERATED
 
 # Below, the clock that a module is timed with alone takes part in what it shows.
 CHECKED_FROM_US = 50.0
@@ -52,6 +54,7 @@ class Samples:
     unprofiled_us: list[float] = field(default_factory=list)
     full: Recording | None = None  # with shapes and memory; its times are not used
     compilation: Compilation | None = None
+    load: str = ""  # what else kept the machine busy when it began
     notices: list[str] = field(default_factory=list)
 
 
@@ -91,28 +94,19 @@ def _extra(module: nn.Module) -> str:
     return lines[0] if lines else ""
 
 
-def usual_peaks(notices: list[str]) -> Peaks | None:
-    """This machine's peaks, measured now if they never were, or were when it was busy.
-
-    A notice where they cannot be had.
-    """
-    try:
-        kept = hardware.peaks()
-        return kept if kept is not None and hardware.holds(kept) else hardware.peaks(measure=True)
-    except NotMeasuredError as error:
-        notices.append(f"without this machine's peaks nothing can be priced: {error}")
-        return None
-
-
 def build(
     samples: Samples, roots: Roots, *, what: str, inputs: str = "", training: bool = False
 ) -> Profile:
     """Calibrates, corrects, attributes, and puts it all together."""
     assert samples.full is not None
     notices = [*samples.notices, *samples.full.notices]
-    calibrating, held_out = _undisturbed(samples.rounds), _undisturbed(samples.held_out)
-    rounds = [*calibrating, *held_out]
-    wall_us = statistics.fmean(r.plain_us for r in rounds)
+    taken = [*samples.rounds, *samples.held_out]
+    disturbed = sum(r.lost > TOLERATED for r in taken)
+    # Those that calibrate alone if none of the others was left in peace.
+    kept = calmest(samples.rounds), calmest(samples.held_out)
+    calibrating, held_out = _undisturbed(kept[0]), _undisturbed(kept[1])
+    rounds = calmest([*calibrating, *held_out])
+    wall_us = statistics.median(r.plain_us for r in rounds)
     loop = measure_loop()
     costs = calibrate(loop.costs, calibrating)
     ops, modules = count_events(samples.full)
@@ -121,7 +115,7 @@ def build(
     shape = signature(samples.full)
     timed = [r.recording for r in rounds if signature(r.recording) == shape]
     if timed:
-        raw_us = statistics.fmean(step_us(recording) for recording in timed)
+        raw_us = statistics.median(step_us(recording) for recording in timed)
     else:
         notices.append(
             "no two steps ran the same ops, so the times are those of one step, recorded with "
@@ -133,18 +127,22 @@ def build(
     found = attribute(samples.full, describe(roots), timed, costs)
     device = device_account(samples.full, found.op_of)
 
-    checks = checks_of(samples.held_out, costs) or checks_of_loop(
-        calibrating, samples.unprofiled_us, costs
-    )
-    off_surely = surely_off([*samples.rounds, *samples.held_out], costs)
+    checks = checks_of(kept[1], costs) or checks_of_loop(calibrating, samples.unprofiled_us, costs)
+    off_surely = surely_off([*kept[0], *kept[1]], costs)
     corrected_us = sum(module.self_us for module in found.modules)
+    unmeasured = doubt(wall_us, corrected_us, statistics.median(r.lost for r in rounds))
     off = corrected_us / wall_us - 1 if wall_us > 0 else 0.0
-    if abs(off) > TOLERATED_ERROR:
+    if unmeasured is None and abs(off) > TOLERATED_ERROR:
         notices.append(
             f"profiled steps take {100 * off:+.0f} % against those without the profiler, its cost "
             "taken away, so times are off by as much; the machine may have been busy"
         )
-    notices += filter(None, map(complaint, checks))
+    if unmeasured is None:
+        notices += filter(None, map(complaint, checks))
+    # Where both agree within their noise, that of the very steps whose ops are accounted for; and
+    # where these took longer, since their parts have to add up to the whole.
+    accounted = timed and (not off_surely or corrected_us > wall_us)
+    known_us = corrected_us if accounted else wall_us
     here = hardware.hardware()
     return Profile(
         about=About(
@@ -156,9 +154,9 @@ def build(
             cpu=here.cpu_model,
             threads=here.threads,
             fingerprint=hardware.fingerprint(),
+            load=samples.load,
         ),
-        # Where both agree within their noise, that of the very steps whose ops are accounted for.
-        step_us=corrected_us if timed and not off_surely else wall_us,
+        step_us=known_us if unmeasured is None else unmeasured,
         modules=tuple(found.modules),
         ops=with_kernels(found.ops, device),
         timing=Timing(
@@ -171,7 +169,9 @@ def build(
             module_cost_us=costs.module_us,
             steps=len(timed) or 1,
             checks=checks,
-            around_us=around_us(samples.held_out),
+            around_us=around_us(kept[1]),
+            rounds=len(taken),
+            disturbed=disturbed,
         ),
         device=device,
         memory=memory_account(samples.full, found),

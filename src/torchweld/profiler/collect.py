@@ -115,9 +115,12 @@ class Recorder:
 
 
 def record(
-    run: Callable[[], object], warm_up: Callable[[], object] | None = None, **options: bool
+    run: Callable[[], object],
+    warm_up: Callable[[], object] | None = None,
+    after: Callable[[], object] | None = None,
+    **options: bool,
 ) -> Recording:
-    """Calls `run` once under the profiler; `warm_up` just before it, unrecorded."""
+    """Calls `run` once under the profiler; `warm_up` just before it and `after`, unrecorded."""
     recorder = Recorder(**options)
     recorder.start()
     try:
@@ -126,6 +129,8 @@ def record(
             warm_up()
         with recorder.step():
             run()
+        if after is not None:
+            after()
     except BaseException:
         recorder.cancel()
         raise

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import nn
 
 from torchweld.arguments import check_flags, check_kind, check_progress, check_whole, misfit
 from torchweld.errors import TorchweldError
+from torchweld.load import load_words
 from torchweld.profiler.build import Samples, build, cuda_wait, heaviest_modules
 from torchweld.profiler.collect import record
 from torchweld.profiler.compiled import watch_compilation
@@ -30,6 +31,7 @@ from torchweld.profiler.instrument import Forward, Roots, instrumented, places, 
 from torchweld.profiler.overhead import Round, measure_loop, step_us, usual_cost_us
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.steps import Loss, Step, model_step, workload_step
+from torchweld.profiler.waiting import TOLERATED, Watch
 
 Progress = Callable[[str, float], None]
 
@@ -43,6 +45,10 @@ CHECKED_ROUNDS = 6
 CHECK_SECONDS = 15.0
 SHORT_US = 200_000.0
 LEAST_COST = 0.02
+# How often rounds are taken for each that is wanted, if other processes disturb them, and for how
+# long. An idle machine takes half of this for the shortest steps.
+MOST_TRIES = 3
+RETAKE_SECONDS = 8.0
 # A short step is repeated this long before it is measured. After one run of 50 µs the next one
 # still took 58, after eight 48.
 WARM_US = 500.0
@@ -102,8 +108,10 @@ def profile(
             f"cannot profile a {type(model).__name__}; give an nn.Module and its inputs, or a "
             "callable without arguments"
         )
+    load = load_words()
     with step.keep():
         samples = _sample(step, steps, stacks, progress or (lambda doing, share: None))
+    samples.load = load
     return build(samples, step.roots, what=step.what, inputs=step.inputs, training=step.training)
 
 
@@ -136,21 +144,44 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
         first = runner.recorded()  # the first recording of a process sets things up
         # In a long step of long ops what recording costs is far below the noise.
         tells = expected_us < SHORT_US or usual_cost_us(first) > LEAST_COST * expected_us
-        for number in range(count):
-            progress("profiling", 0.1 + 0.7 * number / (count + held_out))
-            samples.rounds.append(runner.calibrating_round(tells))
+
+        def calibrating(number: int) -> Round:
+            progress("profiling", 0.1 + 0.7 * min(number, count) / (count + held_out))
+            return runner.calibrating_round(tells)
+
+        samples.rounds = _calm(calibrating, count, steps)
         # A module that stands at several places cannot be told apart by a clock around it.
         single = {paths[0] for paths in places(step.roots).values() if len(paths) == 1}
         chosen = heaviest_modules([r.recording for r in samples.rounds], single, CHECKED_MODULES)
-        for number in range(held_out):
-            progress("checking", 0.1 + 0.7 * (count + number) / (count + held_out))
-            samples.held_out.append(runner.checking_round(chosen, turned=number % 2 == 1))
+
+        def checking(number: int) -> Round:
+            done = count + min(number, held_out)
+            progress("checking", 0.1 + 0.7 * done / (count + held_out))
+            return runner.checking_round(chosen, turned=number % 2 == 1)
+
+        samples.held_out = _calm(checking, held_out, 2)
         progress("shapes and memory", 0.85)
         samples.full = runner.recorded(shapes=True, memory=True, stacks=stacks)
     samples.compilation = watched.result(samples.full)
     samples.notices += watched.notices
     progress("accounting", 0.95)
     return samples
+
+
+def _calm(take: Callable[[int], Round], wanted: int, least: int) -> list[Round]:
+    """Rounds, `wanted` of which nobody disturbed; those that somebody did are taken again.
+
+    As often as can be afforded. Where all are disturbed, one is enough to say so.
+    """
+    rounds: list[Round] = []
+    calm, begun_s = 0, time.perf_counter()
+    while calm < wanted and len(rounds) < MOST_TRIES * wanted:
+        late = time.perf_counter() - begun_s > RETAKE_SECONDS
+        if late and (len(rounds) >= least or (rounds and not calm)):
+            break
+        rounds.append(take(len(rounds)))
+        calm += rounds[-1].lost <= TOLERATED
+    return rounds
 
 
 @contextmanager
@@ -176,37 +207,43 @@ class _Runner:
 
     step: Step
     warm_ups: int = 0
+    watch: Watch = field(default_factory=Watch)
+    lost: float = 0.0  # the largest share of one step since it was last set to 0
 
     def calibrating_round(self, tells: bool) -> Round:
         """`tells`: whether the step can say what an event costs, and what a module's does."""
+        self.lost = 0.0
         plain_us = self.timed()
         ops_us = step_us(self.recorded(modules=False)) if tells else None
-        return Round(plain_us=plain_us, ops_us=ops_us, recording=self.recorded())
+        recording = self.recorded()
+        return Round(plain_us=plain_us, ops_us=ops_us, recording=recording, lost=self.lost)
 
     def checking_round(self, paths: Sequence[str], turned: bool) -> Round:
         """Every other one in turned order, so that what comes first gains nothing by it."""
+        self.lost = 0.0
         if turned:
             alone_us = self.modules_alone(paths) if paths else {}
             recording, plain_us = self.recorded(), self.timed()
         else:
             plain_us, recording = self.timed(), self.recorded()
             alone_us = self.modules_alone(paths) if paths else {}
-        return Round(plain_us=plain_us, recording=recording, alone_us=alone_us)
+        return Round(plain_us=plain_us, recording=recording, alone_us=alone_us, lost=self.lost)
 
     def timed(self) -> float:
         """µs of one step without the profiler."""
         with _without_gc():
-            self._warm_up()
-            self.step.prepare()
+            self._ready()
             begun = time.perf_counter()
             self.step.run()
             cuda_wait()
-            return 1e6 * (time.perf_counter() - begun)
+            elapsed_us = 1e6 * (time.perf_counter() - begun)
+            self._done()
+            return elapsed_us
 
     def recorded(self, modules: bool = True, **options: bool) -> Recording:
         self.step.prepare()  # what it frees is not part of the recording
         with _without_gc(), instrumented(self.step.roots if modules else ()):
-            return record(self.step.run, self._before_recording, **options)
+            return record(self.step.run, self._ready, self._done, **options)
 
     def modules_alone(self, paths: Sequence[str]) -> dict[str, float]:
         """µs of one step in some modules, by a bare clock around their forward.
@@ -216,21 +253,30 @@ class _Runner:
         found: dict[str, float] = {}
         for group in [[path] for path in paths] if self.warm_ups > 1 else [paths]:
             with _without_gc(), _clocked(self.step.roots, group) as spent:
-                self._before_recording()
+                self._ready()
                 spent.update(dict.fromkeys(group, 0.0))
                 self.step.run()
+                self._done()
             found.update({path: 1e6 * seconds for path, seconds in spent.items()})
         return found
 
-    def _before_recording(self) -> None:
-        self._warm_up()
-        self.step.prepare()
-
-    def _warm_up(self) -> None:
+    def _ready(self) -> None:
+        """Warms up; what runs next is measured."""
+        # Asking the system leaves cold caches, which a very short step would notice.
+        short = self.warm_ups > 1
+        if short:
+            self.watch.begin()
         for _ in range(self.warm_ups):
             self.step.prepare()
             self.step.run()
             cuda_wait()
+        self.step.prepare()
+        if not short:
+            self.watch.begin()
+
+    def _done(self) -> None:
+        """What was measured has ended."""
+        self.lost = max(self.lost, self.watch.lost())
 
 
 def _warm_ups(usual_us: float) -> int:

@@ -24,12 +24,14 @@ from torch import nn
 from torchweld.arguments import check_model, check_whole
 from torchweld.errors import NotMeasuredError, TorchweldError
 from torchweld.interrupts import is_interrupt
+from torchweld.load import load_words
 from torchweld.profiler.build import Samples, build, cuda_wait
 from torchweld.profiler.collect import Recorder
 from torchweld.profiler.events import Recording
 from torchweld.profiler.instrument import instrumented
 from torchweld.profiler.overhead import Round, step_us
 from torchweld.profiler.profile import Profile
+from torchweld.profiler.waiting import Watch
 
 
 class _Kind(Enum):
@@ -85,6 +87,8 @@ class profiling:  # noqa: N801, used as a statement
         self._wait, self._active = wait, active
         self._plan = _plan(wait, active)
         self._samples = Samples()
+        self._watch = Watch()
+        self._lost = 0.0  # the largest share of one step of the round
         self._count = 0
         self._entered = False
         self._begun_s = 0.0
@@ -101,6 +105,8 @@ class profiling:  # noqa: N801, used as a statement
         if self._entered:
             raise TorchweldError("a tw.profiling block was entered twice; make one for each loop")
         self._entered = True
+        self._samples.load = load_words()
+        self._watch.begin()
         self._begun_s = time.perf_counter()
         return self
 
@@ -168,7 +174,12 @@ class profiling:  # noqa: N801, used as a statement
             if ended is _Kind.OPS:
                 self._ops_us = step_us(recording)
             elif ended is _Kind.MODULES:
-                done = Round(plain_us=self._plain_us, ops_us=self._ops_us, recording=recording)
+                done = Round(
+                    plain_us=self._plain_us,
+                    ops_us=self._ops_us,
+                    recording=recording,
+                    lost=self._lost,
+                )
                 samples.rounds.append(done)
             else:
                 samples.full = recording
@@ -179,7 +190,7 @@ class profiling:  # noqa: N801, used as a statement
         if self._count == 1:
             samples.first_us = elapsed_us
         if ended is _Kind.PLAIN:
-            self._plain_us = elapsed_us
+            self._plain_us, self._lost = elapsed_us, self._watch.lost()
         elif ended is _Kind.CHECK:
             samples.unprofiled_us.append(elapsed_us)
 
@@ -195,14 +206,17 @@ class profiling:  # noqa: N801, used as a statement
         elif coming in _RECORDED:
             assert self._recorder is not None
             cuda_wait()
+            self._watch.begin()
             self._attached.enter_context(self._recorder.step())
         elif coming in _TIMED:
             cuda_wait()
+            self._watch.begin()
         self._begun_s = time.perf_counter()
 
     def _stop(self) -> Recording:
         assert self._recorder is not None
         self._attached.close()
+        self._lost = max(self._lost, self._watch.lost())
         recorder, self._recorder = self._recorder, None
         return recorder.stop()
 

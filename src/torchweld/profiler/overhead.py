@@ -23,6 +23,7 @@ from torchweld.profiler.attribution import Costs
 from torchweld.profiler.collect import record
 from torchweld.profiler.events import MODULE, OP, STEP, Recording
 from torchweld.profiler.instrument import instrumented
+from torchweld.profiler.waiting import TOLERATED
 
 TINY_OPS = 300
 ROUNDS = 7
@@ -54,6 +55,7 @@ class Round:
     recording: Recording  # with it, and the modules shown to it
     ops_us: float | None = None  # with it, but the modules not shown; to calibrate on
     alone_us: dict[str, float] = field(default_factory=dict)  # modules, by a bare clock: path -> µs
+    lost: float = 0.0  # the largest share that threads of one of these steps waited for a core
 
     @property
     def profiled_us(self) -> float:
@@ -83,6 +85,12 @@ def corrected_inside_us(recording: Recording, path: str, costs: Costs) -> float:
         if event.parent >= 0:
             inside[event.parent] += inside[i] + costs.of(event)
     return total
+
+
+def calmest(rounds: Sequence[Round], least: int = 2) -> list[Round]:
+    """The rounds that others took no time from; where these are fewer, the `least` calmest."""
+    calm = [r for r in rounds if r.lost <= TOLERATED]
+    return calm if len(calm) >= least else sorted(rounds, key=lambda r: r.lost)[:least]
 
 
 def undisturbed(*sides: Sequence[float]) -> list[int]:

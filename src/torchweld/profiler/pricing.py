@@ -29,8 +29,29 @@ from torchweld.profiler.profile import Op, Profile
 from torchweld.profiler.splits import Bound, OpAccount, Split
 from torchweld.profiler.traffic import NONE, Rates, Traffic, traffic_of
 
-MEASURE = "`torchweld info --measure` measures them"
-ELSEWHERE = "profile with torchweld where it runs: its own traces carry the peaks along"
+MEASURE = "`torchweld info --measure` measures them on an idle machine"
+ELSEWHERE = (
+    "if the trace was recorded on this machine, `torchweld profile --this-machine` prices it; else "
+    "profile with torchweld where the model runs: its own traces carry the peaks along"
+)
+
+
+def is_priced(profile: Profile) -> bool:
+    """Whether it is known how fast the machine or the device could be."""
+    if profile.device is not None:
+        return bool(profile.device.peak_gflops) or profile.device.peak_gbps is not None
+    peaks = profile.peaks
+    return peaks is not None and Rates.measured(peaks, profile.about.threads) is not None
+
+
+def without_peaks(profile: Profile) -> str:
+    """What is missing, and what helps."""
+    if profile.device is not None:
+        return "no peaks of this device are known, so nothing tells how fast its kernels could be"
+    where = "of this machine" if profile.about.source == "live" else "of its machine"
+    known = where if profile.peaks is None else f"at {profile.about.threads} threads"
+    remedy = MEASURE if profile.about.source == "live" else ELSEWHERE
+    return f"no peaks {known} are known, so nothing tells how fast ops could be; {remedy}"
 
 
 @dataclass(kw_only=True)
@@ -90,11 +111,8 @@ class _Pricing:
         self.rates = None if peaks is None else Rates.measured(peaks, threads)
         self.traffic = [NONE] * len(works)
         if self.rates is None or peaks is None:
-            known = "of this machine" if peaks is None else f"at {threads} threads"
-            remedy = MEASURE if profile.about.source == "live" else ELSEWHERE
             self.notices.append(
-                f"no peaks {known} are known, so arithmetic and traffic cannot be priced and the "
-                f"time of ops that do work is unexplained; {remedy}"
+                f"{without_peaks(profile)}; until then the time of ops that do work is unexplained"
             )
             return
         self.traffic = traffic_of(profile.ops, works, self.rates)

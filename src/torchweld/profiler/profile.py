@@ -14,11 +14,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from torchweld.files import MOST_BYTES
 from torchweld.hardware import Peaks
-from torchweld.records import Count, Index, Length, Measured
+from torchweld.not_measured import NotMeasured
+from torchweld.profiler.doubts import doubt
+from torchweld.records import MOST_FLOAT, Count, Index, Length, Measured, to_plain
 from torchweld.saved import Form
 
 # Of a tensor in a file: more than any memory holds.
@@ -256,9 +258,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The step on the clock, and what the profiler added to it."""
+    """The step on the clock, and what the profiler added to it. As recorded, measured or not."""
 
-    wall_us: float  # mean of the undisturbed steps without the profiler
+    wall_us: float  # median of the undisturbed steps without the profiler
     raw_us: float  # with it
     corrected_us: float  # the profiler's cost taken away
     first_us: float  # the very first step, before any warm-up
@@ -267,8 +269,10 @@ class Timing:
     module_cost_us: float  # of one module event
     steps: Count  # profiled
     checks: tuple[Check, ...] = ()
-    # At least, of a step, around the call of the model: there whatever that does. 0 if not known.
+    # At least, of a step, around the call of the model: there whatever that does. 0 is always true.
     around_us: float = 0.0
+    rounds: Count = 0  # in which steps were measured, with and without the profiler; 0: not noted
+    disturbed: Count = 0  # of these: other processes took a part of their time
 
     @property
     def unexplained_us(self) -> float:
@@ -304,6 +308,7 @@ class About:
     # Where each of these steps begins, as the ops' times; () where the recording has no steps.
     step_starts_us: tuple[float, ...] = ()
     rank: int | None = None
+    load: str = ""  # what else kept the machine busy when the profile began; "" if nothing did
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,10 +325,14 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """See the module's docstring. `step_us` is what shares are taken of."""
+    """See the module's docstring. `step_us` is what shares are taken of.
+
+    Where it is `NotMeasured`, the times of ops and modules are what was recorded, and say nothing
+    about the model; what is counted (ops, calls, shapes, bytes) holds all the same.
+    """
 
     about: About
-    step_us: float
+    step_us: float | NotMeasured
     modules: Annotated[tuple[Module, ...], Length(1)]
     ops: tuple[Op, ...]
     timing: Timing | None = None
@@ -389,10 +398,25 @@ class Profile:
         return FORM.load(path)
 
 
+def _with_doubt(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had a figure for every step, even where the clock contradicted it."""
+    timing = fields.get("timing")
+    if not isinstance(timing, dict):
+        return fields
+    wall_us: Any = timing.get("wall_us")
+    corrected_us: Any = timing.get("corrected_us")
+    for us in (wall_us, corrected_us):
+        if type(us) not in (int, float) or not abs(us) < MOST_FLOAT:
+            return fields
+    found = doubt(wall_us, corrected_us)
+    return fields if found is None else {**fields, "step_us": to_plain(found)}
+
+
 FORM = Form(
     kind=Profile,
     what="profile",
-    format=1,
+    format=2,
+    upgrades={1: _with_doubt},
     remedy="take the profile again, or use the torchweld that saved it",
     most_bytes=MOST_BYTES,
 )

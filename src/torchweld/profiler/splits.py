@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.kinds import Kind
 
 Bound = Literal["overhead", "bandwidth", "compute", "unknown"]
@@ -40,8 +41,26 @@ class Split:
         """Without what is unexplained, be it too much or too little."""
         return self.total_us - abs(self.unexplained_us)
 
+    @property
+    def netted(self) -> Split:
+        """The same time without a negative part: what was explained too much, taken off all parts.
+
+        So no part is more than the whole. As it is where the time itself is below zero.
+        """
+        if self.unexplained_us >= 0 or self.total_us <= 0:
+            return self
+        left = self.total_us / (self.total_us - self.unexplained_us)
+        kept = {part: left * getattr(self, part) for part in PARTS}
+        return Split(**{**kept, "unexplained_us": 0.0})
+
 
 PARTS: tuple[str, ...] = tuple(f.name for f in fields(Split))
+
+
+def measured(split: Split | NotMeasured) -> Split:
+    """For those who know that it is."""
+    assert isinstance(split, Split), split
+    return split
 
 
 def added(splits: Iterable[Split]) -> Split:
@@ -61,7 +80,7 @@ class OpAccount:
     round_trip_bytes: int  # of these: written by one op of the step and read by another
     roofline_us: float
     bound: Bound
-    split: Split
+    split: Split | NotMeasured
     launches: int = (
         0  # 1 for an op that does work and runs in no other that does; a device: kernels
     )
@@ -77,8 +96,8 @@ class ModuleAccount:
     round_trip_bytes: int
     roofline_us: float
     bound: Bound
-    split: Split  # of everything inside
-    own: Split  # of what is in no child
+    split: Split | NotMeasured  # of everything inside
+    own: Split | NotMeasured  # of what is in no child
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +106,12 @@ class Account:
 
     `explained` is the share of the step that is explained and belongs to a module below the root
     (or to the optimizer). `step` adds up to `profile.step_us`; where the profile has a device, to
-    the time from its first kernel to its last.
+    the time from its first kernel to its last. Of a profile whose step is not measured no time is:
+    all that is left are counts, bytes, and rooflines, which follow from both.
     """
 
     ops: tuple[OpAccount, ...]
     modules: tuple[ModuleAccount, ...]
-    step: Split
-    explained: float
+    step: Split | NotMeasured
+    explained: float | NotMeasured
     notices: tuple[str, ...] = ()

@@ -15,7 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from torchweld.arguments import check_path
+from torchweld.arguments import check_flags, check_path
+from torchweld.errors import TorchweldError
 from torchweld.profiler.attribution import Place, attribute
 from torchweld.profiler.device import (
     covered,
@@ -24,7 +25,7 @@ from torchweld.profiler.device import (
     step_starts,
     with_kernels,
 )
-from torchweld.profiler.events import STEP, Recording
+from torchweld.profiler.events import ON_DEVICE, STEP, Recording
 from torchweld.profiler.memory import memory_account
 from torchweld.profiler.profile import About, Machine, Profile
 from torchweld.profiler.trace_events import TraceReader
@@ -32,13 +33,20 @@ from torchweld.profiler.trace_stream import MACHINE_KEY
 from torchweld.records import RecordError, from_plain
 
 
-def read_trace(path: str | os.PathLike[str]) -> Profile:
-    """The profile of everything in the file; raises TorchweldError for what is no trace."""
+def read_trace(path: str | os.PathLike[str], *, this_machine: bool = False) -> Profile:
+    """The profile of everything in the file; raises TorchweldError for what is no trace.
+
+    `this_machine=True` says that the trace was recorded here, on the CPU alone: it is priced with
+    this machine's peaks, which are measured if they are not known yet.
+    """
     check_path("read_trace", path)
+    check_flags("read_trace", this_machine=this_machine)
     with _without_garbage_collection():
         reader = TraceReader(Path(path))
         recording = reader.read()
         machine = _machine(reader.stream.header.get(MACHINE_KEY), recording.notices)
+        if this_machine:
+            machine = _here(machine, recording, Path(path).name)
         return _profile_of(recording, reader.places, machine, Path(path).name)
 
 
@@ -74,6 +82,28 @@ def _machine(data: object, notices: list[str]) -> Machine:
     except RecordError as error:
         notices.append(f"what the trace says of its machine cannot be read: {error}")
         return Machine()
+
+
+def _here(told: Machine, recording: Recording, name: str) -> Machine:
+    """This machine, for a trace that does not speak against having been recorded on it."""
+    from torchweld.profiler.machine import this_machine  # which records, and so reads traces
+
+    if any(event.kind in ON_DEVICE for event in recording.events):
+        raise TorchweldError(
+            f"{name} has kernels of a device, whose peaks are known by its name or not at all; "
+            "this_machine (--this-machine) goes with a trace of a CPU alone"
+        )
+    here = this_machine(recording.notices)
+    if told.cpu and (told.cpu, told.threads) != (here.cpu, here.threads):
+        raise TorchweldError(
+            f"{name} says that it was recorded on {told.cpu} with {told.threads} threads, and this "
+            f"is {here.cpu} with {here.threads}; read it without this_machine (--this-machine)"
+        )
+    recording.notices.append(
+        f"priced as if recorded on this machine, {here.cpu} with {here.threads} threads, because "
+        "that was asked for; the trace itself does not tell"
+    )
+    return here
 
 
 def _with_floats(data: Any) -> Any:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from torchweld.diffing import Change, Diff
 from torchweld.figures import MINUS, counted, duration, figure, listed, signed, size, unit_of
+from torchweld.not_measured import NotMeasured
 from torchweld.report.style import WIDTH, Column, Sheet, cut_left, heading
 from torchweld.report.tables import notices_section
 from torchweld.texts import clean
@@ -24,10 +25,10 @@ SMALL = 0.002
 
 def diff_sections(diff: Diff, force: bool = False, width: int = WIDTH) -> Iterator[RenderableType]:
     """All of it. `force` shows times that are not comparable, too."""
-    timed = force or not diff.not_comparable
+    timed = (force or not diff.not_comparable) and _step_us(diff) is not None
     yield _sentence(diff, timed)
     for reason in diff.not_comparable:
-        words = "not comparable" if force else "times not measured, since not comparable"
+        words = "not comparable" if timed else "times not measured, since not comparable"
         yield Text(f"{words}: {clean(reason)}", style="yellow")
     yield ""
     shown = [c for c in diff.changes if _matters(c, diff, timed)]
@@ -50,9 +51,10 @@ def _sentence(diff: Diff, timed: bool) -> Text:
     text = Text(style="bold")
     names = dict.fromkeys((clean(diff.a.what), clean(diff.b.what)))
     text.append(f"{' → '.join(names)}: ")
-    if timed:
-        text.append(f"a step takes {duration(diff.step_us[0])} → {duration(diff.step_us[1])}")
-        text.append(f", {_speed(*diff.step_us)}; ")
+    times = _step_us(diff)
+    if timed and times is not None:
+        text.append(f"a step takes {duration(times[0])} → {duration(times[1])}")
+        text.append(f", {_speed(*times)}; ")
     unit = _unit(diff)
     text.append(f"{before.launches} {unit} → {after.launches}")
     trips = after.round_trips - before.round_trips
@@ -61,6 +63,16 @@ def _sentence(diff: Diff, timed: bool) -> Text:
             f", {signed(_whole(trips))} {'round trip' if abs(trips) == 1 else 'round trips'}"
         )
     return text.append(".")
+
+
+def _step_us(diff: Diff) -> tuple[float, float] | None:
+    """None where one of the two was not measured."""
+    one, two = diff.step_us
+    return None if isinstance(one, NotMeasured) or isinstance(two, NotMeasured) else (one, two)
+
+
+def _longest_us(diff: Diff) -> float:
+    return max(_step_us(diff) or (0.0,))
 
 
 def _unit(diff: Diff) -> str:
@@ -74,11 +86,11 @@ def _matters(change: Change, diff: Diff, timed: bool) -> bool:
     if change.kinds[0] != change.kinds[1] or before.round_trip_bytes != after.round_trip_bytes:
         return True
     saved = change.saved_device_us if diff.on_device else change.saved_us
-    return timed and abs(saved) >= SMALL * max(diff.step_us)
+    return timed and abs(saved) >= SMALL * _longest_us(diff)
 
 
 def _table(diff: Diff, changes: Sequence[Change], timed: bool, width: int) -> Table:
-    unit, scale = unit_of(max(diff.step_us))
+    unit, scale = unit_of(_longest_us(diff))
     work = "kernels" if diff.on_device else "ops"
     columns = [Column("count", 5, spare=True)]
     if timed:
@@ -96,7 +108,7 @@ def _table(diff: Diff, changes: Sequence[Change], timed: bool, width: int) -> Ta
         trips = (after.round_trips - before.round_trips) // many
         trip_bytes = (after.round_trip_bytes - before.round_trip_bytes) // many
         style = ""
-        if timed and abs(saved_us) >= SMALL * max(diff.step_us):
+        if timed and abs(saved_us) >= SMALL * _longest_us(diff):
             style = "green" if saved_us > 0 else "red"
         sheet.add(
             _label(change, sheet.label_width),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.profile import Device, Op, Profile, Tensor
 from torchweld.profiler.trace_stream import MACHINE_KEY
 from torchweld.profiler.trace_tensors import TYPE_NAMES
@@ -99,7 +100,8 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
     events = _rows(profile)
     end_us = max((span.start_us + span.duration_us for span in placed), default=0.0)
     if profile.about.source == "live":
-        length = max(end_us, profile.timing.corrected_us if profile.timing else profile.step_us)
+        recorded_us = profile.timing.corrected_us if profile.timing else profile.step_us
+        length = end_us if isinstance(recorded_us, NotMeasured) else max(end_us, recorded_us)
         events.append(_event(STEP, "user_annotation", HOST, 0, Span(0.0, length)))
     events += [_module_event(found) for found in module_ranges(profile, placed)]
     forward = _forward_threads(profile.ops)

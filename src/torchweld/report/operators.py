@@ -12,7 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.figures import duration, figure
+from torchweld.figures import duration, figure, size
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.account import Account
 from torchweld.profiler.profile import Profile
 from torchweld.profiler.rooflines import OpRow, roofline
@@ -35,6 +36,8 @@ def op_rows(
 
 
 def _rank(row: OpRow, order: Order) -> tuple[float, float]:
+    if isinstance(row.split, NotMeasured) or isinstance(row.self_us, NotMeasured):
+        return float(row.calls if order == "ops" else row.flops), float(row.moved_bytes)
     first = {"waste": row.split.waste_us, "ops": float(row.calls)}.get(order, row.self_us)
     return first, row.self_us
 
@@ -50,17 +53,43 @@ def ops_section(
     rows = op_rows(profile, account, modules, order)
     if not rows:
         return
+    if isinstance(account.step, NotMeasured):
+        yield heading("ops", "counts; times were not measured")
+        yield _counts(rows[:OPS_SHOWN], width)
+        if len(rows) > OPS_SHOWN:
+            yield Text(f"  and {len(rows) - OPS_SHOWN} more", style="dim")
+        yield ""
+        return
     remark = "kernels and the gaps before them" if profile.device is not None else "own time"
     yield heading("ops", remark)
     whole_us = account.step.total_us
-    shown = [row for row in rows if row.self_us > 0 or order == "ops"][:OPS_SHOWN]
+    shown = [row for row in rows if _us(row) > 0 or order == "ops"][:OPS_SHOWN]
     yield _table(shown, whole_us, width)
     if len(rows) > len(shown):
         rest = [row for row in rows if row not in shown]
-        rest_us = sum(row.self_us for row in rest)
+        rest_us = sum(map(_us, rest))
         part = percent(rest_us / whole_us) if whole_us > 0 else "–"
         yield Text(f"  and {len(rest)} more, {duration(rest_us)}, {part}", style="dim")
     yield ""
+
+
+def _us(row: OpRow) -> float:
+    assert not isinstance(row.self_us, NotMeasured)
+    return row.self_us
+
+
+def _counts(rows: Sequence[OpRow], width: int) -> Table:
+    columns = [Column("calls", 6), Column("MFLOP", 7), Column("moves", 8)]
+    sheet = Sheet("op", columns, width)
+    for row in rows:
+        name = cut(op_name(row.name).removeprefix("aten::"), sheet.label_width - 2)
+        cells = {
+            "calls": str(row.calls),
+            "MFLOP": figure(row.flops / 1e6) if row.flops else "",
+            "moves": size(row.moved_bytes) if row.moved_bytes else "",
+        }
+        sheet.add(f"  {name}", cells)
+    return sheet.table
 
 
 def _table(rows: Sequence[OpRow], whole_us: float, width: int) -> Table:
@@ -84,8 +113,8 @@ def _table(rows: Sequence[OpRow], whole_us: float, width: int) -> Table:
             f"  {name}{phase}",
             {
                 "calls": str(row.calls),
-                "time": duration(row.self_us),
-                "share": percent(row.share),
+                "time": duration(_us(row)),
+                "share": percent(_us(row) / whole_us) if whole_us > 0 else "–",
                 "GFLOP/s": figure(row.gflops) if row.gflops is not None else "",
                 "GB/s": figure(row.gbps) if row.gbps is not None else "",
                 "of peak": percent(row.of_roofline) if row.of_roofline is not None else "",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.account import Account
 from torchweld.profiler.profile import Profile
 from torchweld.records import to_plain
@@ -29,9 +30,9 @@ def summary(profile: Profile, account: Account, findings: Sequence[Finding]) -> 
         "about": asdict(profile.about),
         "step_us": profile.step_us,
         "explained": account.explained,
-        "step": asdict(account.step),
+        "step": account.step,
         "modules": _modules(profile, account),
-        "ops": [asdict(row) for row in op_rows(profile, account, None, "time")],
+        "ops": [_plain(row) for row in op_rows(profile, account, None, "time")],
         "findings": [{**to_plain(f), "sentence": f.sentence} for f in findings],
         "timing": _whole(profile.timing),
         "memory": _whole(profile.memory),
@@ -39,18 +40,35 @@ def summary(profile: Profile, account: Account, findings: Sequence[Finding]) -> 
         "compilation": _whole(profile.compilation),
         "notices": [*profile.notices, *account.notices],
     }
-    return {key: _finite(item) for key, item in data.items()}
+    return {key: _finite(_plain(item)) for key, item in data.items()}
 
 
 def _modules(profile: Profile, account: Account) -> list[dict[str, Any]]:
-    return [
-        {**asdict(module), "total_us": module.total_us, "account": asdict(found)}
-        for module, found in zip(profile.modules, account.modules, strict=True)
-    ]
+    why = profile.step_us
+    found = []
+    for module, accounted in zip(profile.modules, account.modules, strict=True):
+        data = {**asdict(module), "total_us": module.total_us, "account": accounted}
+        if isinstance(why, NotMeasured):
+            data |= {name: why for name in data if name.endswith("_us")}
+        found.append(data)
+    return found
 
 
 def _whole(record: Any) -> Any:
     return None if record is None else asdict(record)
+
+
+def _plain(value: Any) -> Any:
+    """Every field of a record, those with their default too; `{"not_measured": why}` for none."""
+    if isinstance(value, NotMeasured):
+        return to_plain(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
 
 
 def _finite(value: Any) -> Any:

@@ -12,9 +12,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.figures import counted, duration, figure, listed, share, signed, size
+from torchweld.figures import counted, duration, figure, listed, signed, size
+from torchweld.not_measured import NotMeasured
 from torchweld.paths import grouped_paths
+from torchweld.profiler.account import peaks_hold
+from torchweld.profiler.pricing import MEASURE, is_priced, without_peaks
 from torchweld.profiler.profile import Memory, Profile, Timing
+from torchweld.profiler.splits import Account
 from torchweld.report.style import cut_left, heading, indented, table
 from torchweld.texts import clean
 
@@ -30,13 +34,35 @@ MEMORY_ROWS = 8
 # ---- findings ----
 
 
+NOTHING = "nothing that costs enough to be worth a change"
+
+
+def why_none(profile: Profile, account: Account) -> str:
+    """What an absence of findings means for this profile."""
+    if isinstance(account.step, NotMeasured):
+        return "none: what could be won follows from times, and these were not measured"
+    if not profile.ops:
+        return NOTHING
+    if profile.device is None and not peaks_hold(account):
+        return (
+            "whether ops could be faster cannot be told: some were faster than the peaks that are "
+            f"known of this machine; {MEASURE}"
+        )
+    if is_priced(profile):
+        return NOTHING
+    return f"whether ops could be faster cannot be told: {without_peaks(profile)}"
+
+
 def findings_section(
-    findings: Sequence[Finding], most: int = FINDINGS_SHOWN
+    findings: Sequence[Finding], none: str = NOTHING, most: int = FINDINGS_SHOWN
 ) -> Iterator[RenderableType]:
-    """The first few, each with its bound, cause, evidence and what to do."""
+    """The first few, each with its bound, cause, evidence and what to do.
+
+    none: what it means that there are none; if some rules could not look, it is said in any case
+    """
     yield heading("findings", "the most that each could win; they overlap")
     if not findings:
-        yield Text("  nothing that costs enough to be worth a change")
+        yield indented(Text(f"{none[:1].upper()}{none[1:]}."))
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
@@ -45,6 +71,8 @@ def findings_section(
     yield grid
     if len(findings) > most:
         yield Text(f"     and {len(findings) - most} more; --json has them all", style="dim")
+    if findings and none != NOTHING:
+        yield indented(Text(f"There may be more: {none}."), "yellow")
     yield ""
 
 
@@ -68,15 +96,13 @@ def timing_section(profile: Profile) -> Iterator[RenderableType]:
     timing = profile.timing
     if timing is None:
         return
-    yield heading("timing")
-    yield indented(
-        f"{duration(timing.wall_us)} on the clock; {duration(timing.raw_us)} under the profiler, "
-        f"{duration(timing.corrected_us)} with its cost taken away and disturbed ops curbed, so "
-        f"{duration(timing.unexplained_us)} ({share(timing.unexplained_us, timing.wall_us)}) "
-        "unexplained"
+    measured = not isinstance(profile.step_us, NotMeasured)
+    yield heading(
+        "timing", "of the same step, in different ways" if measured else "as recorded: no step's"
     )
+    yield _times(timing, profile.step_us)
     yield indented(_cost_text(timing), "dim")
-    if timing.checks:
+    if timing.checks and measured:
         made = table(
             ("check", "left"),
             ("corrected", "right"),
@@ -94,6 +120,22 @@ def timing_section(profile: Profile) -> Iterator[RenderableType]:
     yield ""
 
 
+def _times(timing: Timing, step_us: float | NotMeasured) -> Table:
+    """Each time with what it is, so that nobody takes two of them for a contradiction."""
+    rows = [
+        (timing.wall_us, "without the profiler, on the clock"),
+        (timing.raw_us, "under the profiler, its cost included"),
+        (timing.corrected_us, "under the profiler, its cost taken away and disturbed ops curbed"),
+    ]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", no_wrap=True)
+    for us, what in rows:
+        is_step = us == step_us
+        said = f"{what}: the step that all parts add up to" if is_step else what
+        grid.add_row(Text(f"  {duration(us)}"), Text(said), style="bold" if is_step else "")
+    return grid
+
+
 def _percent(error: float) -> str:
     digits = 1 if abs(error) < 1 else 0
     return signed(f"{100 * error:.{digits}f}".replace("-", "−")) + " %"
@@ -106,8 +148,14 @@ def _between(interval: tuple[float, float]) -> str:
 def _cost_text(timing: Timing) -> str:
     return (
         f"{counted(timing.events, 'event')} a step, {figure(timing.op_cost_us)} µs an op and "
-        f"{figure(timing.module_cost_us)} µs a module; means of {counted(timing.steps, 'step')}; "
-        f"the very first step took {duration(timing.first_us)}"
+        f"{figure(timing.module_cost_us)} µs a module; from {counted(timing.steps, 'step')}"
+        + (
+            f"; {timing.disturbed} of {counted(timing.rounds, 'round')} were disturbed by other "
+            "processes"
+            if timing.disturbed
+            else ""
+        )
+        + f"; the very first step took {duration(timing.first_us)}"
     )
 
 

@@ -14,9 +14,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from torchweld.figures import duration, share
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.account import Account
 from torchweld.profiler.profile import Profile
-from torchweld.profiler.splits import added
+from torchweld.profiler.splits import added, measured
 from torchweld.report.device import device_section
 from torchweld.report.operators import ops_section
 from torchweld.report.style import WIDTH, heading, to_text
@@ -25,9 +26,10 @@ from torchweld.report.tables import (
     memory_section,
     notices_section,
     timing_section,
+    why_none,
 )
 from torchweld.report.tree import Order, Tree, fitting_depth, merged_path, tree_table
-from torchweld.report.verdict import doubt, verdict, waste_bar
+from torchweld.report.verdict import verdict, waste_bar, what_holds
 from torchweld.texts import clean
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def profile_sections(
     yield from _head(profile, account, view)
     yield from _tree_section(profile, tree, [(0,)], view)
     if findings is not None:
-        yield from findings_section(findings)
+        yield from findings_section(findings, why_none(profile, account))
     yield from ops_section(profile, account, None, view.order, view.width)
     yield from timing_section(profile)
     yield from memory_section(profile)
@@ -79,15 +81,23 @@ def brief_sections(
 ) -> Iterator[RenderableType]:
     """The verdict, the bar and the findings alone."""
     yield from _head(profile, account, view)
-    yield from findings_section(findings)
+    yield from findings_section(findings, why_none(profile, account))
 
 
 def _head(profile: Profile, account: Account, view: View) -> Iterator[RenderableType]:
+    yield from _load(profile)
     yield verdict(profile, account)
-    if (remark := doubt(profile)) is not None:
-        yield remark
-    yield from waste_bar(account.step, account.step.total_us, view.width)
+    if isinstance(account.step, NotMeasured):
+        yield what_holds(profile, account)
+    else:
+        yield from waste_bar(account.step, account.step.total_us, view.width)
     yield ""
+
+
+def _load(profile: Profile) -> Iterator[RenderableType]:
+    """What kept the machine busy, before any figure that it spoilt."""
+    if profile.about.load:
+        yield Text(clean(profile.about.load), style="yellow")
 
 
 def _one_module(
@@ -96,14 +106,19 @@ def _one_module(
     assert view.module is not None
     groups = tree.select(view.module)
     chosen = [i for group in groups for i in group]
-    split = added(account.modules[i].split for i in chosen)
-    total_us = sum(tree.total_us(i) for i in chosen)
     name = merged_path([profile.modules[i].path for i in chosen]) or profile.about.what
-    text = Text(f"{clean(name)}: {duration(total_us)}", style="bold")
-    text.append(f", {share(total_us, tree.whole_us)} of the step; ")
-    text.append(f"{share(split.useful_us, total_us)} of that is arithmetic and necessary traffic, ")
-    yield text.append(f"{share(split.waste_us, total_us)} waste.")
-    yield from waste_bar(split, total_us, view.width)
+    yield from _load(profile)
+    if isinstance(account.step, NotMeasured):
+        yield Text(clean(f"{name}: {account.step}."), style="bold")
+    else:
+        split = added(measured(account.modules[i].split) for i in chosen)
+        total_us = sum(tree.total_us(i) for i in chosen)
+        text = Text(f"{clean(name)}: {duration(total_us)}", style="bold")
+        text.append(f", {share(total_us, tree.whole_us)} of the step; ")
+        useful, waste = split.netted.useful_us, split.netted.waste_us
+        text.append(f"{share(useful, total_us)} of that is arithmetic and necessary traffic, ")
+        yield text.append(f"{share(waste, total_us)} waste.")
+        yield from waste_bar(split, total_us, view.width)
     yield ""
     yield from _tree_section(profile, tree, groups, view)
     yield from ops_section(profile, account, tree.inside(chosen), view.order, view.width)

@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.errors import TorchweldError
-from torchweld.figures import MINUS, figure, unit_of
+from torchweld.figures import MINUS, figure, size, unit_of
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.profile import Profile, deepest_first
-from torchweld.profiler.splits import Account, Split, added
+from torchweld.profiler.splits import Account, Split, added, measured
 from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, cut
 from torchweld.report.verdict import largest_waste
 from torchweld.texts import clean
@@ -32,6 +33,8 @@ ORDERS: tuple[Order, ...] = ("model", "time", "waste", "ops")
 MOST_ROWS = 60
 # A module's own time gets a line of its own beside its children from this share of the step on.
 OWN_SHARE = 0.01
+# What the profiler saw in no module and no op.
+BEYOND = "unexplained, in no module"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class Row:
     backward_us: float
     ops: int  # that do work
     bound: str
-    split: Split
+    split: Split | None  # None where no time was measured
     total_us: float  # on a device: of its kernels and the gaps before them
 
 
@@ -59,10 +62,13 @@ class Tree:
     def __init__(self, profile: Profile, account: Account) -> None:
         self.modules = profile.modules
         self.account = account.modules
-        self.whole_us = account.step.total_us
+        self.timed = not isinstance(account.step, NotMeasured)
+        self.whole_us = measured(account.step).total_us if self.timed else 0.0
         self.on_device = profile.device is not None
         # Forward and backward are told apart on the host; a device's time is one.
-        self.phased = not self.on_device and any(m.backward_us for m in profile.modules)
+        self.phased = (
+            self.timed and not self.on_device and any(m.backward_us for m in profile.modules)
+        )
         self.children: list[list[int]] = [[] for _ in self.modules]
         for i, module in enumerate(self.modules):
             if i and 0 <= module.parent < len(self.modules):
@@ -81,8 +87,11 @@ class Tree:
         return found
 
     def total_us(self, index: int) -> float:
+        """0 where no time was measured."""
+        if not self.timed:
+            return 0.0
         if self.on_device:
-            return self.account[index].split.total_us
+            return measured(self.account[index].split).total_us
         return self.modules[index].total_us
 
     def name(self, index: int) -> str:
@@ -146,6 +155,8 @@ class Tree:
                     key=lambda item: _KEYS[order](self._row(item[0], item[1], 0)), reverse=True
                 )
             pending.extend((*item, level + 1) for item in reversed(below))
+        if (0,) in tops and (rest := self._rest_row()) is not None:
+            yield rest
 
     def _top_name(self, members: tuple[int, ...]) -> str:
         if members[0] == 0:
@@ -198,15 +209,18 @@ class Tree:
             backward_us=sum(module.backward_us for module in modules),
             ops=sum(account.launches for account in accounts),
             bound=accounts[longest].bound,
-            split=added(account.split for account in accounts),
+            split=added(measured(account.split) for account in accounts) if self.timed else None,
             total_us=sum(self.total_us(i) for i in members),
         )
 
     def _own_row(self, members: tuple[int, ...], depth: int) -> Row | None:
         modules = [self.modules[i] for i in members]
         below = [child for i in members for child in self.children[i]]
-        split = added(self.account[i].own for i in members)
-        host_us = sum(module.self_us for module in modules)
+        split = added(measured(self.account[i].own) for i in members) if self.timed else None
+        total_us = 0.0
+        if split is not None:
+            on_host = sum(module.self_us for module in modules)
+            total_us = split.total_us if self.on_device else on_host
         row = Row(
             name="",
             kind="",
@@ -221,14 +235,39 @@ class Tree:
             - sum(self.account[i].launches for i in below),
             bound="",
             split=split,
-            total_us=split.total_us if self.on_device else host_us,
+            total_us=total_us,
         )
-        return row if row.total_us >= OWN_SHARE * self.whole_us else None
+        shown = row.total_us >= OWN_SHARE * self.whole_us if self.timed else row.ops > 0
+        return row if shown else None
+
+    def _rest_row(self) -> Row | None:
+        """What the step takes beyond all modules, so that the lines add up to it."""
+        if not self.timed or self.on_device:
+            return None
+        inside_us = sum(m.total_us for m in self.modules if m.parent < 0)
+        rest_us = self.whole_us - inside_us
+        if rest_us < OWN_SHARE * self.whole_us:
+            return None
+        return Row(
+            name=BEYOND,
+            kind="",
+            extra="",
+            depth=0,
+            modules=(0,),
+            own=True,
+            calls=0,
+            forward_us=0.0,
+            backward_us=0.0,
+            ops=0,
+            bound="",
+            split=Split(unexplained_us=rest_us),
+            total_us=rest_us,
+        )
 
 
 _KEYS: dict[str, Callable[[Row], float]] = {
-    "time": lambda row: row.total_us,
-    "waste": lambda row: row.split.waste_us,
+    "time": lambda row: row.total_us if row.split is not None else row.ops,
+    "waste": lambda row: row.split.waste_us if row.split is not None else row.ops,
     "ops": lambda row: row.ops,
 }
 
@@ -256,6 +295,8 @@ def fitting_depth(tree: Tree, tops: Sequence[tuple[int, ...]]) -> int | None:
 
 def tree_table(tree: Tree, rows: Sequence[Row], width: int = WIDTH) -> Table:
     """Columns beside the model: time, share, calls, ops, what bounds it, what it wastes most."""
+    if not tree.timed:
+        return _counts_table(tree, rows, width)
     whole_us = tree.whole_us or 1.0
     unit, scale = unit_of(whole_us)
     work = "kern." if tree.on_device else "ops"
@@ -279,7 +320,7 @@ def tree_table(tree: Tree, rows: Sequence[Row], width: int = WIDTH) -> Table:
             "bound by": row.bound if row.ops and row.bound != "unknown" else "",
             "largest waste": waste_cell(row.split, whole_us),
         }
-        if row.kind != "Optimizer":  # whose step is neither
+        if row.kind != "Optimizer" and row.name != BEYOND:  # which are neither
             cells["fwd"] = figure(row.forward_us / scale)
             cells["bwd"] = figure(row.backward_us / scale)
         style = "dim" if part < 0.01 else "bold" if part >= 0.1 and not row.own else ""
@@ -287,7 +328,32 @@ def tree_table(tree: Tree, rows: Sequence[Row], width: int = WIDTH) -> Table:
     return sheet.table
 
 
-def waste_cell(split: Split, step_us: float) -> Text:
+def _counts_table(tree: Tree, rows: Sequence[Row], width: int) -> Table:
+    """Where no time was measured: what was counted."""
+    work = "kern." if tree.on_device else "ops"
+    columns = [Column("calls", 5), Column(work, 5), Column("MFLOP", 7), Column("moves", 8)]
+    sheet = Sheet("module", columns, width, indent=0)
+    for row in rows:
+        text = label(row, sheet.label_width)
+        if not (row.calls or row.ops):
+            sheet.add(text, {"calls": "–"}, style="dim")
+            continue
+        cells: dict[str, str | Text] = {
+            "calls": str(row.calls) if row.calls else "",
+            work: str(row.ops),
+        }
+        if not row.own:
+            accounts = [tree.account[i] for i in row.modules]
+            cells["MFLOP"] = figure(sum(found.flops for found in accounts) / 1e6)
+            cells["moves"] = size(sum(found.moved_bytes for found in accounts))
+        sheet.add(text, cells)
+    return sheet.table
+
+
+def waste_cell(given: Split | NotMeasured | None, step_us: float) -> Text:
+    if not isinstance(given, Split):
+        return Text("")
+    split = given.netted
     most = largest_waste(split)
     if most is None or most.of(split) < 0.005 * step_us:
         return Text("")
@@ -303,7 +369,7 @@ def label(row: Row, width: int) -> str:
     """As print(model) has it; where that is too long, without the arguments' names, then cut."""
     before = " " * 2 * row.depth
     if row.own:
-        return cut(f"{before}· itself", width)
+        return cut(f"{before}· {row.name or 'itself'}", width)
     run = re.fullmatch(r"(\d+)-(\d+)", row.name)
     many = int(run[2]) - int(run[1]) + 1 if run else 1
     before += f"({clean(row.name)}): " if row.name else ""

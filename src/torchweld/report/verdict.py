@@ -12,14 +12,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.figures import counted, duration, share
+from torchweld.figures import counted, duration, figure, share, size
+from torchweld.not_measured import NotMeasured
 from torchweld.profiler.account import Account, Split
 from torchweld.profiler.profile import Profile
 from torchweld.report.style import WIDTH
 from torchweld.texts import clean
-
-# A correction that misses by more than this share of the step says that the machine was busy.
-DOUBTFUL = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +72,15 @@ def largest_waste(split: Split) -> Part | None:
 
 
 def verdict(profile: Profile, account: Account) -> Text:
-    """What a step takes, and what share of that is necessary."""
-    split, whole = account.step, account.step.total_us
+    """What a step takes, and what share of that is necessary; or that it was not measured."""
     text = Text(style="bold")
-    text.append(f"{clean(profile.about.what)}: {_what_takes(profile)}")
+    text.append(f"{clean(profile.about.what)}: ")
+    if isinstance(account.step, NotMeasured):
+        return text.append(clean(f"{account.step}."))
+    assert not isinstance(profile.step_us, NotMeasured)
+    split = account.step.netted
+    whole = split.total_us
+    text.append(_what_takes(profile, profile.step_us))
     if whole <= 0 or not profile.ops:
         return text.append("; no op was recorded, so nothing can be said about it.")
     text.append("; " if profile.device is None else f"; of {_span(profile, whole)}, ")
@@ -92,7 +95,21 @@ def verdict(profile: Profile, account: Account) -> Text:
         text.append("; how much is necessary could not be told")
     named = any(module.path and module.kind != "Optimizer" for module in profile.modules)
     why = "" if named else ", since nothing tells which modules the ops belong to"
+    if isinstance(account.explained, NotMeasured):
+        return text.append(".")
     return text.append(f"; explained {share(account.explained, 1)}{why}.")
+
+
+def what_holds(profile: Profile, account: Account) -> Text:
+    """What is certain about a step whose time is not."""
+    working = sum(op.launches for op in account.ops)
+    flops = sum(op.flops for op in account.ops)
+    moved = sum(op.read_bytes + op.written_bytes for op in account.ops)
+    unit = "kernels" if profile.device is not None else "of them do work"
+    return Text(
+        f"What is counted holds nevertheless: {counted(len(profile.ops), 'op')} run, {working:,} "
+        f"{unit}; {figure(flops / 1e6)} MFLOP; {size(moved)} read and written."
+    )
 
 
 def _span(profile: Profile, whole_us: float) -> str:
@@ -100,30 +117,17 @@ def _span(profile: Profile, whole_us: float) -> str:
     return f"the {duration(whole_us)} from the first kernel to the last on {name or 'the device'}"
 
 
-def _what_takes(profile: Profile) -> str:
+def _what_takes(profile: Profile, step_us: float) -> str:
     about, timing = profile.about, profile.timing
     if about.source == "trace":
         steps = f"{counted(about.steps, 'step')} in " if about.steps > 1 else ""
         rank = f", rank {about.rank}" if about.rank is not None else ""
-        return f"{steps}{duration(profile.step_us)}{rank}"
+        return f"{steps}{duration(step_us)}{rank}"
     what = "one training step" if about.training else "one step"
     raw = ""
     if timing is not None:
-        raw = f" (raw {duration(timing.raw_us)}, the profiler's cost taken away)"
-    return f"{what} takes {duration(profile.step_us)}{raw}"
-
-
-def doubt(profile: Profile) -> Text | None:
-    """What speaks against the figures as a whole; None if nothing does."""
-    timing = profile.timing
-    if timing is None or abs(timing.unexplained_us) <= DOUBTFUL * timing.wall_us:
-        return None
-    return Text(
-        f"Not to be trusted: steps took {duration(timing.wall_us)} without the profiler, and "
-        f"{duration(timing.corrected_us)} with it when its cost is taken away. Something else ran "
-        "on this machine; take the profile again.",
-        style="yellow",
-    )
+        raw = f" ({duration(timing.raw_us)} under the profiler, whose cost is taken away)"
+    return f"{what} takes {duration(step_us)}{raw}"
 
 
 # ---- the bar ----
@@ -167,6 +171,6 @@ def legend(split: Split, whole_us: float, width: int = WIDTH) -> Table:
 
 
 def waste_bar(split: Split, whole_us: float, width: int = WIDTH) -> Iterator[RenderableType]:
-    """The bar with its legend."""
-    yield bar(split, width)
-    yield legend(split, whole_us, width)
+    """The bar with its legend. No part is more than the whole."""
+    yield bar(split.netted, width)
+    yield legend(split.netted, whole_us, width)
