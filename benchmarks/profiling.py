@@ -39,6 +39,9 @@ def profiled(target: str, training: bool) -> int:
     profile = tw.profile(chosen.model, given, training=training)
     account = tw.account(profile)
     seconds = time.perf_counter() - begun_s
+    if isinstance(profile.step_us, tw.NotMeasured):
+        print(f"{target}: {profile.step_us}")
+        return 2
     steps = int(SECONDS * 1e6 / (6 * profile.step_us))
     steps = min(MOST_STEPS, max(FEWEST_STEPS, steps))
     profile = tw.profile(chosen.model, given, training=training, steps=steps)

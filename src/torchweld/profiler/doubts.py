@@ -28,7 +28,8 @@ def doubt(wall_us: float, corrected_us: float, lost: float = 0.0) -> NotMeasured
     if lost > DOUBTFUL:
         return NotMeasured(
             f"threads of this process waited for a core for {share(lost, 1)} of the time, because "
-            f"something else ran on this machine ({apart}); {AGAIN}"
+            f"something else ran on this machine ({apart}); {AGAIN}, or on fewer threads "
+            "(OMP_NUM_THREADS=1)"
         )
     if not abs(wall_us - corrected_us) <= DOUBTFUL * wall_us:
         return NotMeasured(f"{apart}; something else ran on this machine; {AGAIN}")
