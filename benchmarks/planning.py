@@ -20,6 +20,7 @@ MOST_MEMORY = 2.0
 CODE = """
 import json, sys, time
 import torch, torchweld as tw, transformers
+from torchweld.planning.text import sentence
 from torchweld.targets import resolve
 
 def memory(what):
@@ -42,7 +43,7 @@ if what == "find":
     said = f"{len(found)} blocks, {len(found.refused)} refused"
 else:
     made = tw.plan(chosen.model, given, remember=False, packing=what == "plan")
-    said = str(made).splitlines()[-1]
+    said = sentence(made)
 seconds = time.perf_counter() - begun_s
 more = memory("VmHWM") - built
 print(json.dumps(dict(seconds=seconds, size=size, more=more, said=said)))

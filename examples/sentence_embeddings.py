@@ -108,7 +108,8 @@ def main(seconds: float = 5.0, force: bool = False) -> None:
     welded = copy.deepcopy(eager)  # to have both; in a program of yours, weld the model itself
     plan = tw.plan(welded, list(inputs.values()), quick=not force, force=force)  # both batches
     tw.apply(welded, plan)
-    print(f"{str(plan).splitlines()[-1]}\n")
+    verdict, _, _table = str(plan).partition("\n\n")
+    print(f"{verdict}\n")
 
     everything = tokens_of(tokenizer, sentences)
     vectors = [embed(encoder, everything) for encoder in (eager, welded)]

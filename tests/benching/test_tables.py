@@ -55,6 +55,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompare:
 # ---- the grid ----
 
 
+def test_some_rows_and_dtypes_of_the_grid_can_be_asked_for() -> None:
+    some = table_cases(["4", "64"], ["fp32"])
+    assert {case.rows for case in some} == {4, 64}
+    assert {case.dtype for case in some} == {"float32"}
+    assert set(some) < set(table_cases())
+
+
 def test_the_grid_has_every_kind_layout_and_dtype_hot_and_cold() -> None:
     cases = table_cases()
     assert len(set(cases)) == len(cases)

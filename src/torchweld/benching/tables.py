@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import product
 
 from torchweld.benching.cases import Case, Mlp, itemsize
+from torchweld.benching.grid import parse_dtype, parse_rows
 from torchweld.benching.results import Bench, Result
 from torchweld.errors import TorchweldError
 from torchweld.known_speeds import SpeedCell, SpeedTable, Way
@@ -57,14 +58,17 @@ HOLD_TO_AVX2 = {
 # ---- what is measured ----
 
 
-def table_cases() -> list[Case]:
-    """The grid, blocks with the same weights in a row."""
+def table_cases(rows: Sequence[str] = (), dtypes: Sequence[str] = ()) -> list[Case]:
+    """The grid, blocks with the same weights in a row; only these rows and dtypes, if any are."""
+    leads = [parse_rows(text) for text in rows] or [(count,) for count in ROWS]
+    wanted = [parse_dtype(text) for text in dtypes]
     return with_cold(
-        Case(mlp=mlp, lead=(rows,), dtype=dtype)
-        for mlp, dtypes in _blocks()
-        for dtype in dtypes
-        for rows in ROWS
-        if mlp.flops(rows) <= (MOST_FLOPS if itemsize(dtype) > 2 else MOST_FLOPS_16)
+        Case(mlp=mlp, lead=lead, dtype=dtype)
+        for mlp, own in _blocks()
+        for dtype in own
+        if not wanted or dtype in wanted
+        for lead in leads
+        if mlp.flops(math.prod(lead)) <= (MOST_FLOPS if itemsize(dtype) > 2 else MOST_FLOPS_16)
     )
 
 

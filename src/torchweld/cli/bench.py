@@ -138,8 +138,8 @@ def asked_cases(options: dict[str, Any]) -> list[Case]:
     rows, dtypes = listed("--rows", options["rows"]), listed("--dtype", options["dtype"])
     if options["preset"]:
         return preset_cases(options["preset"], rows, dtypes)
-    if options["table"] is not None and not any(options[name] for name in GRID):
-        return table_cases()
+    if options["table"] is not None and not (options["block"] or options["sizes"]):
+        return table_cases(rows, dtypes)
     blocks, sizes = listed("--block", options["block"]), listed("--sizes", options["sizes"])
     cases = cases_of(blocks, sizes, rows, dtypes)
     return cases if options["table"] is None else with_cold(cases)
