@@ -125,7 +125,7 @@ def test_what_no_table_knows_is_left_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 3)).eval()
     made = tw.plan(model, torch.randn(2, 3), measure=False)
     assert made.outcomes == {"not known": 1}
-    assert "1 of 1 block are not known to be faster" in sentence(made)
+    assert "1 of 1 block not known to be faster" in sentence(made)
 
 
 def test_without_a_table_nothing_is_welded_and_the_plan_says_so(

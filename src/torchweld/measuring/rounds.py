@@ -42,10 +42,12 @@ _RESOLUTIONS_PER_BLOCK = 1_000
 # A call that takes this long fills the caches itself, in a hundredth of its time or so.
 _FILLS_CACHES_S = 0.1
 _TRIES_PER_BLOCK = 2
-# Where others use this much of the machine, a block that took longer than this many times the best
-# is taken again, too, and the best of its tries counts: a thread that waits for a core at a barrier
-# is not seen as preempted. The same for all sides, so none gains by it.
+# Where others use this much of the machine, a short block that took longer than this many times the
+# best is taken again, too, and the best of its tries counts: a thread that waits for a core at a
+# barrier is not seen as preempted. The same for all sides, so none gains by it. A long block meets
+# some of that whenever it runs.
 _BUSY_CORES, _BUSY_TRIES, _DISTURBED = 0.3, 4, 1.3
+_SHORT_S = 2e-3
 
 _WARM_UP_SHARE = 0.2
 _WARM_UP_WINDOW = 5
@@ -207,11 +209,12 @@ class Run:
         """The seconds of a block, taken again where it was disturbed; NaN if it is every time."""
         best_s = math.nan
         usual_s = _DISTURBED * column.call_s * column.calls
-        for _ in range(_BUSY_TRIES if self._busy else _TRIES_PER_BLOCK):
+        again = self._busy and usual_s < _SHORT_S
+        for _ in range(_BUSY_TRIES if again else _TRIES_PER_BLOCK):
             seconds = self._block_s(column.side, column.calls, column.name, column.call_s)
             if not getattr(column.side, "preempted", False):
                 best_s = min(seconds, best_s if best_s == best_s else seconds)
-                if not self._busy or seconds <= usual_s:
+                if not again or seconds <= usual_s:
                     break
             if self._settings.clock() > self._deadline_s:
                 break

@@ -79,7 +79,7 @@ def _why_nothing(plan: Plan) -> str:
     outcomes = plan.outcomes
     words = {
         "not measured": "could not be measured",
-        "not known": "are not known to be faster" if plan.table else "are not known",
+        "not known": "not known to be faster",
         "not faster": "measured and no faster than the original beyond noise",
         "cannot be welded": "cannot be welded",
     }
