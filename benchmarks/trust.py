@@ -87,7 +87,7 @@ DO_NOT_LIE = (
 FEW_ROUNDS = (
     Trial(name="itself", factor=1.0, count=300, budget_s=0.2),
     Trial(name="20% slower", factor=1.2, count=100, budget_s=0.2),
-    Trial(name="3x slower", factor=3.0, count=100, budget_s=0.4, found=0.9, late=2.0),
+    Trial(name="3x slower", factor=3.0, count=100, budget_s=0.8, found=0.9, late=2.0),
 )
 FEW_ROUNDS_LOADED = tuple(replace(trial, found=None) for trial in FEW_ROUNDS)
 CASES = (
