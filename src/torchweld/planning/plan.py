@@ -42,17 +42,11 @@ UNASKED = NotMeasured("it was not asked for")
 Share = Annotated[float, Bounds(0, 1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One way to run a block, tried at one number of rows."""
+class Judged:
+    """What has a verdict, and a speed or the reason why there is none."""
 
-    choice: Choice
-    verified: bool
     verdict: Verdict
-    speed: Speed | NotMeasured  # over the original, of one call of one module
-    error_ratio: Measured | NotMeasured  # to what the numerical rule allows: 1 is the bound
-    copied_bytes: Count = 0  # of one module
-    copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best way without a copy
+    speed: Speed | NotMeasured
 
     @property
     def reason(self) -> str:
@@ -64,6 +58,19 @@ class Trial:
         timed = self.verdict in ("faster", "slower", "same")
         if timed != isinstance(self.speed, Speed):
             yield f"is {self.verdict!r} {'without a' if timed else 'with a'} measured speed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Judged):
+    """One way to run a block, tried at one number of rows."""
+
+    choice: Choice
+    verified: bool
+    verdict: Verdict
+    speed: Speed | NotMeasured  # over the original, of one call of one module
+    error_ratio: Measured | NotMeasured  # to what the numerical rule allows: 1 is the bound
+    copied_bytes: Count = 0  # of one module
+    copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best way without a copy
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(earlier.trial(state))
@@ -160,7 +167,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class Whole(Judged):
     """The whole model before and after, on one workload."""
 
     workload: str
@@ -177,17 +184,6 @@ class Whole:
     promised: Ratio | NotMeasured = UNASKED
     ceiling: Ratio | NotMeasured = UNASKED
     remembered: Word | None = None  # when it was timed, if by an earlier plan on this machine
-
-    @property
-    def reason(self) -> str:
-        """Why there is no speed; "" where there is one."""
-        return self.speed.reason if isinstance(self.speed, NotMeasured) else ""
-
-    def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
-        timed = self.verdict in ("faster", "slower", "same")
-        if timed != isinstance(self.speed, Speed):
-            yield f"is {self.verdict!r} {'without a' if timed else 'with a'} measured speed"
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(earlier.whole(state))
