@@ -178,6 +178,7 @@ def test_few_rounds_tell_a_plain_difference() -> None:
     [
         (spread(0.05, 0.05, rounds=6), spread(0.0, 0.05, rounds=6)),  # within their own range
         (spread(0.5, 0.01, rounds=6), spread(0.0, 0.8, rounds=6)),  # within the baseline's noise
+        (np.arange(0.1, 0.65, 0.1), spread(0.0, 0.001, rounds=6)),  # scattered beyond their least
         (spread(1.0, 0.01, rounds=4), spread(0.0, 0.01, rounds=4)),  # too few by all means
     ],
 )
