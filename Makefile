@@ -81,8 +81,9 @@ test-isas: setup
 
 # The package built by clang++ in a folder of its own, and what tells whether its numbers are right.
 CLANG_BUILD := build/clang-torch$(TORCH)
-NUMERICAL_TESTS := $(addprefix tests/test_,op_numerics.py op_bits.py op_gradients.py activations.py \
-  threads.py packing.py rolling_check.py packed_headers.py out_of_memory.py forward_mode.py locales.py)
+NUMERICAL_TESTS := tests/core/test_activations.py tests/project/test_locales.py \
+  $(addprefix tests/ops/test_,op_numerics.py op_bits.py op_gradients.py threads.py packing.py \
+  rolling_check.py packed_headers.py out_of_memory.py forward_mode.py)
 test-clang: setup cross-tools
 	CXX=clang++ $(BIN)/python setup.py -q build --build-base $(CLANG_BUILD) --build-lib $(CLANG_BUILD)/lib
 	grep -q clang $(CLANG_BUILD)/lib/torchweld/_build_info.json

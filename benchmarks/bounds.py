@@ -12,9 +12,9 @@ import argparse
 import sys
 
 import torchweld as tw
-from torchweld.diagnosis import welding_bound
+from torchweld.core.not_measured import NotMeasured
+from torchweld.findings import welding_bound
 from torchweld.models import MODELS
-from torchweld.not_measured import NotMeasured
 
 MOST_OVER_GAIN = 3.0
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torchweld as tw
-from torchweld.load import load_words
+from torchweld.machine.load import load_words
 from torchweld.models import MODELS
-from torchweld.targets import resolve
+from torchweld.models.targets import resolve
 
 LEAST_SHARE = 0.8
 # Finding comes before what is measured in a minute, and verifying the whole model after it.

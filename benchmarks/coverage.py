@@ -39,8 +39,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchweld as tw
-from torchweld import swap
-from torchweld.verifying import floating
+from torchweld.numerics.model_check import floating
+from torchweld.welds.swapping import swap
 
 SECONDS = 150
 MEMORY_BYTES = 9 << 30
@@ -246,8 +246,8 @@ def judged(
     model: nn.Module, made: Any, inputs: Any, eager: Sequence[Tensor], welded: Sequence[Tensor]
 ) -> list[str]:
     """What is wrong with the outputs, by the rule for whole models."""
-    from torchweld.inputs import as_workloads
-    from torchweld.verifying import compare_results, depth_of, truth_of
+    from torchweld.core.inputs import as_workloads
+    from torchweld.numerics.model_check import compare_results, depth_of, truth_of
 
     truth = truth_of(model, as_workloads(inputs)[0], False)
     got = {f"output {i}": t for i, t in enumerate(welded)}
@@ -258,8 +258,14 @@ def judged(
 
 def train(model: nn.Module, inputs: Any) -> list[str]:
     """Gradients welded and not, dropout off: what is wrong with them."""
-    from torchweld.inputs import as_workloads
-    from torchweld.verifying import compare_results, depth_of, put_back, results, truth_of
+    from torchweld.core.inputs import as_workloads
+    from torchweld.numerics.model_check import (
+        compare_results,
+        depth_of,
+        put_back,
+        results,
+        truth_of,
+    )
 
     workload = as_workloads(inputs)[0]
     for module in model.modules():

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import torchweld as tw
-from torchweld.marks import KEY
 from torchweld.models.layers import Mlp
 from torchweld.models.llama import LlamaConfig, LlamaMlp
+from torchweld.welds.marks import KEY
 
 CALLS = 50_000
 

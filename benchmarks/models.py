@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from torchweld.benching.processes import MODEL_RUNTIMES, Stage, WorkerError, WorkerSide
-from torchweld.benching.sources import Sized
-from torchweld.benching.timing import MIN_ROUNDS, paired
-from torchweld.benching.whole import MOST_ERROR
-from torchweld.speeds import Speed
-from torchweld.verifying import Truth, compare_results
+from torchweld.bench.model_bench import MOST_ERROR
+from torchweld.bench.model_sources import Sized
+from torchweld.bench.stage_timing import MIN_ROUNDS, paired
+from torchweld.bench.worker_processes import MODEL_RUNTIMES, Stage, WorkerError, WorkerSide
+from torchweld.core.speeds import Speed
+from torchweld.numerics.model_check import ModelTruth, compare_results
 
 PEERS = ("compile", "compile-welded", "onnxruntime", "openvino")
 ATTEMPTS = 3
@@ -121,7 +121,9 @@ def measure(stage: Stage, spot: Spot, peers: Sequence[str], seconds: float) -> R
         return result
     exact = stage.ask("eager", "truth")["exact"]
     result.details = stage.ask("torchweld", "details")
-    truth = Truth(exact=None if exact is None else {"output": torch.from_numpy(exact["output 0"])})
+    truth = ModelTruth(
+        exact=None if exact is None else {"output": torch.from_numpy(exact["output 0"])}
+    )
     for name, output in outputs.items():
         if name == "eager" or spot.dtype != "float32":
             continue  # torchweld's own plan has judged 16-bit outputs in their own type

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 import torchweld as tw
-from torchweld.measuring import CallableSide
+from torchweld.core.not_measured import NotMeasured
 from torchweld.models import MODELS
-from torchweld.not_measured import NotMeasured
+from torchweld.timing import CallableSide
 
 PLAN_S = 8.0
 # A comparison has as long as its rounds need, within limits: sides, control, and warming up.

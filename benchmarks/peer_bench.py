@@ -16,13 +16,13 @@ from peer_grid import BLOCKS, FIXED, Spot, takes_part
 from peer_summary import Cell
 from torch import Tensor
 
-from torchweld.benching.cases import SEED, Mlp
-from torchweld.benching.processes import AfterSide, Stage, WorkerError, WorkerSide
-from torchweld.benching.timing import MIN_ROUNDS, paired
-from torchweld.benching.truth import Truth
-from torchweld.errors import TorchweldError
-from torchweld.measuring import Comparison, Side
-from torchweld.not_measured import NotMeasured
+from torchweld.bench.block_truth import BlockTruth
+from torchweld.bench.cases import SEED, MlpShape
+from torchweld.bench.stage_timing import MIN_ROUNDS, paired
+from torchweld.bench.worker_processes import AfterSide, Stage, WorkerError, WorkerSide
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.timing import Comparison, Side
 
 # A burst of other work spoils the rounds it meets, and a comparison that cannot get enough of them
 # gives up early; in an hour some cells meet one. Each attempt takes longer than the one before.
@@ -83,10 +83,10 @@ class Bench:
     def __init__(self, stage: Stage, seconds: float, spots: Sequence[Spot]) -> None:
         self.stage, self.seconds, self.spots = stage, seconds, spots
         self.peaks_gflops: list[float] = []
-        self._loaded: dict[str, tuple[Mlp, str]] = {}
-        self._prepared: dict[str, tuple[Mlp, str, int]] = {}
+        self._loaded: dict[str, tuple[MlpShape, str]] = {}
+        self._prepared: dict[str, tuple[MlpShape, str, int]] = {}
         self._outputs: dict[str, Tensor] = {}
-        self._truth: tuple[tuple[Mlp, str], Truth] | None = None
+        self._truth: tuple[tuple[MlpShape, str], BlockTruth] | None = None
 
     def measure(self, spot: Spot) -> Cell:
         names = [name for name in self.stage.workers if takes_part(name, spot)]
@@ -178,7 +178,7 @@ class Bench:
         reason = self._truth_of(spot).judge(self._outputs[name], eager).reason
         return None if reason is None else f"wrong: {reason}"
 
-    def _prepare(self, name: str, block: Mlp, dtype: str, rows: int) -> None:
+    def _prepare(self, name: str, block: MlpShape, dtype: str, rows: int) -> None:
         """Gets a worker ready, if it is not, and keeps its output."""
         if self._prepared.get(name) == (block, dtype, rows):
             return
@@ -192,13 +192,13 @@ class Bench:
         self._outputs[name] = torch.from_numpy(output).to(getattr(torch, dtype))
         self._prepared[name] = (block, dtype, rows)
 
-    def _truth_of(self, spot: Spot) -> Truth:
+    def _truth_of(self, spot: Spot) -> BlockTruth:
         key = (spot.block, spot.dtype)
         if self._truth is None or self._truth[0] != key or len(self._truth[1].scale) < spot.rows:
             rows = max(other.rows for other in (spot, *self.spots) if other.block == spot.block)
             self.stage.park_all()
             with torch.no_grad():
-                self._truth = (key, Truth.of(spot.block, getattr(torch, spot.dtype), rows))
+                self._truth = (key, BlockTruth.of(spot.block, getattr(torch, spot.dtype), rows))
         return self._truth[1]
 
     def _details(self, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torchweld.benching.cases import Mlp
+from torchweld.bench.cases import MlpShape
 
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 512)
 NARROW_ROWS = 4096
@@ -18,12 +18,12 @@ NARROW_WIDTH = 256
 
 
 BLOCKS = (
-    Mlp(sizes=(64, 256, 64), activation="gelu"),
-    Mlp(sizes=(128, 128, 128, 10), activation="relu"),
-    Mlp(sizes=(256, 1024, 256), activation="gelu"),
-    Mlp(sizes=(768, 3072, 768), activation="gelu"),
-    Mlp(sizes=(1024, 2816, 1024), activation="silu", gated=True, bias=False),
-    Mlp(sizes=(2048, 5632, 2048), activation="silu", gated=True, bias=False),
+    MlpShape(sizes=(64, 256, 64), activation="gelu"),
+    MlpShape(sizes=(128, 128, 128, 10), activation="relu"),
+    MlpShape(sizes=(256, 1024, 256), activation="gelu"),
+    MlpShape(sizes=(768, 3072, 768), activation="gelu"),
+    MlpShape(sizes=(1024, 2816, 1024), activation="silu", gated=True, bias=False),
+    MlpShape(sizes=(2048, 5632, 2048), activation="silu", gated=True, bias=False),
 )
 
 
@@ -31,7 +31,7 @@ BLOCKS = (
 class Spot:
     """One place of the grid: a block at a number of rows, in one dtype, hot or cold."""
 
-    block: Mlp
+    block: MlpShape
     rows: int
     dtype: str
     cold: bool
@@ -44,12 +44,12 @@ class Spot:
         return f"{self.dtype} {self.temperature} {self.rows} × {self.block.name}"
 
 
-def narrow(block: Mlp) -> bool:
+def narrow(block: MlpShape) -> bool:
     """Small enough to be called with thousands of rows: RL, tabular and neural-field nets."""
     return max(block.sizes) <= NARROW_WIDTH
 
 
-def block_named(name: str) -> Mlp:
+def block_named(name: str) -> MlpShape:
     """A block by its name, or by the sizes alone: `768-3072-768` or `768→3072→768`."""
     wanted = name.replace("-gated", "_gated").replace("-", "→").replace("_gated", "-gated")
     for block in BLOCKS:
@@ -60,7 +60,7 @@ def block_named(name: str) -> Mlp:
 
 
 def grid(
-    blocks: Sequence[Mlp],
+    blocks: Sequence[MlpShape],
     rows: Sequence[int] | None,
     dtypes: Sequence[str],
     temperatures: Iterable[bool],

@@ -11,9 +11,9 @@ from typing import Any
 
 from peer_grid import BLOCKS, DTYPES, PEERS, Spot, grid, takes_part
 
-from torchweld.benching.cases import Mlp
-from torchweld.measuring import Comparison
-from torchweld.not_measured import NotMeasured
+from torchweld.bench.cases import MlpShape
+from torchweld.core.not_measured import NotMeasured
+from torchweld.timing import Comparison
 
 EAGER_LEAST = 1.0
 EAGER_FEW_ROWS_MEAN = 3.0
@@ -119,7 +119,7 @@ class Cell:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Cell":
-        block = Mlp(
+        block = MlpShape(
             sizes=tuple(data["sizes"]),
             activation=data["activation"],
             gated=data["gated"],

@@ -1,7 +1,7 @@
 """torchweld against eager, mkldnn, torch.compile, ONNX Runtime and OpenVINO: verified, then timed.
 
 Every runtime gets the same weights and inputs and a process of its own
-(`torchweld.benching.processes`); one runs at a time. Each cell of the grid (`peer_grid`) is
+(`torchweld.bench.worker_processes`); one runs at a time. Each cell of the grid (`peer_grid`) is
 verified against fp64, then measured as one paired comparison with torchweld as the baseline. Out
 come tables, the figures to reach, a sentence for every cell that is lost (`peer_summary`), and with
 --json everything, raw.
@@ -33,10 +33,10 @@ from peer_tables import figure_table, speed_tables
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from torchweld.benching.choosing import absent
-from torchweld.benching.processes import AVX2_ENVIRONMENT, Stage, WorkerError
-from torchweld.benching.timing import MIN_ROUNDS
-from torchweld.hardware import fingerprint, hardware
+from torchweld.bench.participants import absent
+from torchweld.bench.stage_timing import MIN_ROUNDS
+from torchweld.bench.worker_processes import AVX2_ENVIRONMENT, Stage, WorkerError
+from torchweld.machine.hardware import fingerprint, hardware
 
 WIDTH = 100
 PACKAGES = ("torch", "torchweld", "onnxruntime", "onnx", "openvino")

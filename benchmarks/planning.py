@@ -20,8 +20,8 @@ MOST_MEMORY = 2.0
 CODE = """
 import json, sys, time
 import torch, torchweld as tw, transformers
-from torchweld.planning.text import sentence
-from torchweld.targets import resolve
+from torchweld.report.plan_text import sentence
+from torchweld.models.targets import resolve
 
 def memory(what):
     with open("/proc/self/status") as file:

@@ -16,7 +16,7 @@ import time
 
 import torchweld as tw
 from torchweld.models import MODELS
-from torchweld.targets import resolve
+from torchweld.models.targets import resolve
 
 MOST_SECONDS = 60.0
 LEAST_EXPLAINED = 0.90

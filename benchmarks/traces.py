@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from torchweld.measuring.statistics import median_interval
+from torchweld.timing.statistics import median_interval
 
 OURS = """
 import json, resource, sys, time
-from torchweld.profiler.trace import read_trace
+from torchweld.profiles.traces.trace_reading import read_trace
 start = time.perf_counter()
 device = read_trace(sys.argv[1]).device
 seconds = time.perf_counter() - start

@@ -32,9 +32,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from torchweld.measuring import CallableSide, Comparison, compare
-from torchweld.not_measured import NotMeasured
-from torchweld.records import to_plain
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import to_plain
+from torchweld.timing import CallableSide, Comparison, compare
 
 OP_S = 5e-6
 BLOCK_S = 3e-3

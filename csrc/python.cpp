@@ -27,7 +27,7 @@ namespace {
 using at::Tensor;
 using torchweld::kernels;
 
-// torchweld.errors.RefusedError and OutOfMemoryError.
+// torchweld.core.errors.RefusedError and OutOfMemoryError.
 PyObject *refused_error = nullptr, *memory_error = nullptr;
 
 // CPU memory that torch's allocator did not get is an error without a type of its own.
@@ -314,7 +314,7 @@ PyMODINIT_FUNC PyInit__C() {
   linear_type = reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(nn, "Linear"));
   Py_DECREF(nn);
   if (!linear_type) return nullptr;
-  PyObject* errors = PyImport_ImportModule("torchweld.errors");
+  PyObject* errors = PyImport_ImportModule("torchweld.core.errors");
   if (!errors) return nullptr;
   refused_error = PyObject_GetAttrString(errors, "RefusedError");
   memory_error = PyObject_GetAttrString(errors, "OutOfMemoryError");

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from torchweld.measuring import Comparison
+    from torchweld.timing import Comparison
 
 MARK = "torchweld(expect, backward=False)"
 
@@ -38,8 +38,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if mark is None:
         return (yield)
     guesses, backward = _guesses(mark)
-    from torchweld.errors import TorchweldError
-    from torchweld.expecting import ExpectationError, expect
+    from torchweld.core.errors import TorchweldError
+    from torchweld.profiles.expecting.expectation import ExpectationError, expect
 
     wrong = ""
     try:
@@ -96,8 +96,8 @@ def weld_compare() -> WeldCompare:
         baseline: Any, candidate: Any, *, allow: str | None = None, **options: Any
     ) -> Comparison:
         __tracebackhide__ = True
-        from torchweld.measuring import compare as measure
-        from torchweld.names import known
+        from torchweld.core.names import known
+        from torchweld.timing import compare as measure
 
         if allow is not None:
             known(allow, ("slower",), "allow")

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tests.profiles import make_peaks
+from tests.support.made_profiles import make_peaks
 
-from torchweld import hardware, ops
-from torchweld.profiler import build, live
-from torchweld.profiler.waiting import Watch
+from torchweld import ops
+from torchweld.machine import hardware
+from torchweld.profiles.recording import live_profile, profile_building
+from torchweld.profiles.recording.core_waiting import CoreWaiting
 
 # The suite draws the same samples at every run. HYPOTHESIS_PROFILE=explore draws new ones, ten
 # times as many, and keeps what it finds in .hypothesis.
@@ -55,8 +56,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def calm_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step counts as measured, whatever else runs: for tests of what does not rest on it."""
-    monkeypatch.setattr(Watch, "lost", lambda self: 0.0)
-    monkeypatch.setattr(build, "doubt", lambda *_: None)
+    monkeypatch.setattr(CoreWaiting, "lost", lambda self: 0.0)
+    monkeypatch.setattr(profile_building, "doubt", lambda *_: None)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None, calm_profi
     The memory is said to be slower than that of any machine, and the arithmetic faster: then what
     another process takes does not show as slow kernels.
     """
-    monkeypatch.setattr(live, "MOST_STEPS", 5)
+    monkeypatch.setattr(live_profile, "MOST_STEPS", 5)
     made = make_peaks(gflops=1000.0, gbps=2.0, threads=1)
     monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
 

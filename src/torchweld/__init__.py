@@ -10,71 +10,72 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torchweld import ops as _ops  # registers torch.ops.torchweld
+from torchweld.core import earlier_names as _earlier_names
 
 if TYPE_CHECKING:
-    from torchweld.blocks import Layer
-    from torchweld.diagnosis import Finding, diagnose
-    from torchweld.diffing import Diff, diff
-    from torchweld.discovery.finding import find
-    from torchweld.errors import TorchweldError
-    from torchweld.expecting import ExpectationError, expect
-    from torchweld.functional import linears, mlp
-    from torchweld.inputs import Inputs, record
-    from torchweld.measuring import Comparison, compare
-    from torchweld.modules import FusedMLP
-    from torchweld.not_measured import NotMeasured
-    from torchweld.packing import packed_bytes, repack
-    from torchweld.planning.plan import Plan
-    from torchweld.planning.planner import apply, fuse, plan, plan_of
-    from torchweld.profiler.account import Account, account
-    from torchweld.profiler.live import profile
-    from torchweld.profiler.loop import profiling
-    from torchweld.profiler.profile import Profile
-    from torchweld.profiler.trace import read_trace
-    from torchweld.swap import check_calls, disabled, stats, undo
-    from torchweld.verifying import Check, verify
-    from torchweld.welding.telling import OriginalCodeWarning
+    from torchweld.core.blocks import Layer
+    from torchweld.core.errors import TorchweldError
+    from torchweld.core.inputs import Inputs, record
+    from torchweld.core.not_measured import NotMeasured
+    from torchweld.findings import Finding, diagnose
+    from torchweld.numerics.model_check import Check, verify
+    from torchweld.ops.functional import linears, mlp
+    from torchweld.ops.fused_mlp import FusedMLP
+    from torchweld.ops.packing import packed_bytes, repack
+    from torchweld.plans.plan import Plan
+    from torchweld.plans.planner import apply, fuse, plan, plan_of
+    from torchweld.profiles.accounting.account import Account, account
+    from torchweld.profiles.expecting.expectation import ExpectationError, expect
+    from torchweld.profiles.profile import Profile
+    from torchweld.profiles.profile_diff import Diff, diff
+    from torchweld.profiles.recording.live_profile import profile
+    from torchweld.profiles.recording.loop_profile import profiling
+    from torchweld.profiles.traces.trace_reading import read_trace
+    from torchweld.timing import Comparison, compare
+    from torchweld.welds.finding.find import find
+    from torchweld.welds.swapping.original_code import OriginalCodeWarning
+    from torchweld.welds.swapping.swap import check_calls, disabled, stats, undo
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Account": "profiler.account",
-    "Check": "verifying",
-    "Comparison": "measuring",
-    "Diff": "diffing",
-    "ExpectationError": "expecting",
-    "Finding": "diagnosis",
-    "FusedMLP": "modules",
-    "Inputs": "inputs",
-    "Layer": "blocks",
-    "NotMeasured": "not_measured",
-    "OriginalCodeWarning": "welding.telling",
-    "Plan": "planning.plan",
-    "Profile": "profiler.profile",
-    "TorchweldError": "errors",
-    "account": "profiler.account",
-    "apply": "planning.planner",
-    "check_calls": "swap",
-    "compare": "measuring",
-    "diagnose": "diagnosis",
-    "diff": "diffing",
-    "disabled": "swap",
-    "expect": "expecting",
-    "find": "discovery.finding",
-    "fuse": "planning.planner",
-    "linears": "functional",
-    "mlp": "functional",
-    "packed_bytes": "packing",
-    "plan": "planning.planner",
-    "plan_of": "planning.planner",
-    "profile": "profiler.live",
-    "profiling": "profiler.loop",
-    "read_trace": "profiler.trace",
-    "record": "inputs",
-    "repack": "packing",
-    "stats": "swap",
-    "undo": "swap",
-    "verify": "verifying",
+    "Account": "profiles.accounting.account",
+    "Check": "numerics.model_check",
+    "Comparison": "timing",
+    "Diff": "profiles.profile_diff",
+    "ExpectationError": "profiles.expecting.expectation",
+    "Finding": "findings",
+    "FusedMLP": "ops.fused_mlp",
+    "Inputs": "core.inputs",
+    "Layer": "core.blocks",
+    "NotMeasured": "core.not_measured",
+    "OriginalCodeWarning": "welds.swapping.original_code",
+    "Plan": "plans.plan",
+    "Profile": "profiles.profile",
+    "TorchweldError": "core.errors",
+    "account": "profiles.accounting.account",
+    "apply": "plans.planner",
+    "check_calls": "welds.swapping.swap",
+    "compare": "timing",
+    "diagnose": "findings",
+    "diff": "profiles.profile_diff",
+    "disabled": "welds.swapping.swap",
+    "expect": "profiles.expecting.expectation",
+    "find": "welds.finding.find",
+    "fuse": "plans.planner",
+    "linears": "ops.functional",
+    "mlp": "ops.functional",
+    "packed_bytes": "ops.packing",
+    "plan": "plans.planner",
+    "plan_of": "plans.planner",
+    "profile": "profiles.recording.live_profile",
+    "profiling": "profiles.recording.loop_profile",
+    "read_trace": "profiles.traces.trace_reading",
+    "record": "core.inputs",
+    "repack": "ops.packing",
+    "stats": "welds.swapping.swap",
+    "undo": "welds.swapping.swap",
+    "verify": "numerics.model_check",
 }
 __all__ = [
     "Account",
@@ -116,6 +117,7 @@ __all__ = [
     "verify",
 ]
 assert _ops
+_earlier_names.install()
 
 
 def __getattr__(name: str) -> Any:

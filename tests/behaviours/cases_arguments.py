@@ -18,7 +18,7 @@ from tests.behaviours.harness import (
     refused,
     welded,
 )
-from tests.helpers import fixed
+from tests.support.helpers import fixed
 from torch import Tensor
 
 import torchweld as tw

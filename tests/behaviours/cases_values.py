@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from tests.behaviours.harness import H, K, Mlp, Steps, X, attempt, either, inside, refused, welded
-from tests.helpers import fixed
+from tests.support.helpers import fixed
 from torch import Tensor, nn
 
 INF, NAN = float("inf"), float("nan")

@@ -29,12 +29,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.helpers import fixed, last_run
+from tests.support.helpers import fixed, last_run
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import torchweld as tw
-from torchweld.swap import stats, welded_paths
+from torchweld.welds.swapping.swap import stats, welded_paths
 
 K, H = 12, 20
 X = fixed(8, K)  # what a case is recorded on, unless it says otherwise

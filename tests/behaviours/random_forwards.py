@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from tests.behaviours.harness import difference, quiet
 from tests.behaviours.random_pieces import K, Writer
-from tests.helpers import fixed, last_run
+from tests.support.helpers import fixed, last_run
 
 import torchweld as tw
-from torchweld.swap import welded_paths
+from torchweld.welds.swapping.swap import welded_paths
 
 # What a module is recorded on, and calls inside of that.
 RECORDED = {

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.behaviours.harness import CASES, Case, Mlp, Steps, X, outcome_of
-from tests.helpers import ISAS
+from tests.support.helpers import ISAS
 
-from torchweld.swap import is_welded
+from torchweld.welds.swapping.swap import is_welded
 
 for _file in sorted(Path(__file__).parent.glob("cases_*.py")):
     importlib.import_module(f"tests.behaviours.{_file.stem}")

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 from tests.behaviours.random_forwards import Outcome, generate, judge, report
-from tests.helpers import ISAS
+from tests.support.helpers import ISAS
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),

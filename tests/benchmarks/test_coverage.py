@@ -12,7 +12,7 @@ from coverage import Count, Coverage, cover, mlp_modules, quiet, summary
 from torch import Tensor, nn
 
 import torchweld as tw
-from torchweld import swap
+from torchweld.welds.swapping import swap
 
 pytest.importorskip("transformers")
 

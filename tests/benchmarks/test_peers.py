@@ -21,12 +21,12 @@ from peer_tables import figure_table, speed_tables
 from rich.console import Console
 
 from torchweld import ops
-from torchweld.benching.cases import Mlp
-from torchweld.benching.eager import EagerBlock
-from torchweld.benching.processes import Stage, WorkerError
-from torchweld.benching.truth import Truth
-from torchweld.measuring import Comparison
-from torchweld.not_measured import NotMeasured
+from torchweld.bench.block_truth import BlockTruth
+from torchweld.bench.cases import MlpShape
+from torchweld.bench.eager_block import EagerBlock
+from torchweld.bench.worker_processes import Stage, WorkerError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.timing import Comparison
 
 NARROW, RELU, WIDE, GATED = pg.BLOCKS[0], pg.BLOCKS[1], pg.BLOCKS[2], pg.BLOCKS[4]
 needs_signals = pytest.mark.skipif(
@@ -66,7 +66,7 @@ def compared(
 def cell(
     ratios: Mapping[str, float | Comparison],
     *,
-    block: Mlp = NARROW,
+    block: MlpShape = NARROW,
     rows: int = 1,
     dtype: str = "float32",
     cold: bool = False,
@@ -292,7 +292,7 @@ def test_options_choose_the_grid() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_wrong_element_is_found(dtype: torch.dtype) -> None:
-    truth = Truth.of(RELU, dtype, 8)
+    truth = BlockTruth.of(RELU, dtype, 8)
     good = truth.outputs.to(dtype)
     assert truth.judge(good, None).reason is None
     assert truth.judge(good[:3], good[:3]).reason is None
@@ -309,7 +309,7 @@ def test_the_truth_is_that_of_eager_in_fp64() -> None:
         x = torch.from_numpy(block.inputs(2)).double()
         with torch.no_grad():
             expected = EagerBlock(block, torch.float64)(x)
-        torch.testing.assert_close(Truth.of(block, torch.float32, 2).outputs, expected)
+        torch.testing.assert_close(BlockTruth.of(block, torch.float32, 2).outputs, expected)
 
 
 # ---- processes ----

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.benching.samples import PEAKS, FakeCompare
+from tests.support.bench_samples import PEAKS, FakeCompare
 
-from torchweld.benching import timing
-from torchweld.cli import bench as bench_verb
+from torchweld.bench import stage_timing
+from torchweld.cli import bench_command as bench_verb
 from torchweld.cli.main import run
 
 
@@ -30,7 +30,7 @@ def known_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompare:
     fake = FakeCompare(speedup=3.2)
-    monkeypatch.setattr(timing, "compare", fake)
+    monkeypatch.setattr(stage_timing, "compare", fake)
     return fake
 
 

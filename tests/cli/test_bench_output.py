@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.benching.samples import FakeCompare
-from tests.cli.texts import line_with, squeezed
+from tests.support.bench_samples import FakeCompare
+from tests.support.screen_texts import line_with, squeezed
 
-from torchweld import files, hardware
-from torchweld.benching import Bench, runtimes, timing
+from torchweld.bench import Bench, block_runtimes, stage_timing
 from torchweld.cli.main import run
-from torchweld.errors import TorchweldError
-from torchweld.history import History, Recording
+from torchweld.core import files
+from torchweld.core.errors import TorchweldError
+from torchweld.history import History, RunWriter
+from torchweld.machine import hardware
 
 Bencher = Callable[..., tuple[int, str, str]]
 SMALL = ("--block", "gelu", "--sizes", "8x16x4", "--rows", "3")
@@ -102,14 +103,14 @@ def test_a_history_that_is_full_takes_nothing_from_the_run(
     bench: Bencher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The first cell is kept; then the disk is full, and all that was measured is shown."""
-    real = Recording.add
+    real = RunWriter.add
 
-    def add(self: Recording, name: str, *values: Any) -> None:
+    def add(self: RunWriter, name: str, *values: Any) -> None:
         if name.startswith("2 ×"):
             raise TorchweldError("the disk is full; free some space")
         real(self, name, *values)
 
-    monkeypatch.setattr(Recording, "add", add)
+    monkeypatch.setattr(RunWriter, "add", add)
     file, out_file = tmp_path / "runs.sqlite", tmp_path / "found.json"
     options = ("--rows", "1,2,3", "--backend", "torch", "--save", "main", "--history", str(file))
     code, out, err = bench("--block", "gelu", "--sizes", "8x16", *options, "--out", str(out_file))
@@ -132,7 +133,7 @@ def test_a_broken_rule_is_reported_with_exit_code_1(
     def wrong(self: object, x: torch.Tensor) -> object:
         return lambda: torch.ones(len(x), 4)
 
-    monkeypatch.setattr(runtimes.OwnBackend, "bind", wrong)
+    monkeypatch.setattr(block_runtimes.OwnBackend, "bind", wrong)
     code, out, _ = bench(*SMALL, "--backend", "torch")
     assert code == 1
     assert "breaks the numerical rule, so not timed: 3 × 8→16→4 gelu fp32, torch" in squeezed(out)
@@ -196,7 +197,7 @@ def test_an_interrupt_shows_and_keeps_what_there_is(
             raise KeyboardInterrupt
         return fake(*sides, **options)
 
-    monkeypatch.setattr(timing, "compare", interrupted)
+    monkeypatch.setattr(stage_timing, "compare", interrupted)
     out_file, runs = tmp_path / "found.json", tmp_path / "runs.sqlite"
     arguments = ["--block", "linear", "--sizes", "8x4", "--rows", "1,2,3,4", "--backend", "torch"]
     arguments += ["--out", str(out_file), "--save", "main", "--history", str(runs)]

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from torchweld.cli import main as command_line
-from torchweld.errors import NotMeasuredError
+from torchweld.core.errors import NotMeasuredError
 
 PYTHON_M = [sys.executable, "-m", "torchweld"]
 

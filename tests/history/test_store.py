@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from torchweld import hardware
-from torchweld.errors import TorchweldError
-from torchweld.history import History, Recording, fingerprint_here, of_comparison, store
-from torchweld.history.comparing import figures_of
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.history import History, RunWriter, fingerprint_here, of_comparison, store
+from torchweld.history.run_comparison import figures_of
 from torchweld.history.samples import to_comparison
-from torchweld.measuring import compare
-from torchweld.not_measured import NotMeasured
+from torchweld.machine import hardware
+from torchweld.timing import compare
 
 NOBODY = 65534
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "history.sqlite"
 
 
-def begin(history: History, name: str = "main", what: str = "gpt 8x768") -> Recording:
+def begin(history: History, name: str = "main", what: str = "gpt 8x768") -> RunWriter:
     return history.begin(name, "bench", what, {"seconds": 3.0})
 
 

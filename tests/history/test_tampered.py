@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benching.samples import comparison
-from tests.mutations import Mutation, mutations, spoil
+from tests.support.bench_samples import comparison
+from tests.support.mutations import Mutation, mutations, spoil
 
 from torchweld.cli.main import run
-from torchweld.errors import TorchweldError
-from torchweld.gating.baseline import Baseline, load_baseline, save_baseline
-from torchweld.gating.counters import Counters
-from torchweld.gating.text import accepted_data, accepted_lines
-from torchweld.gating.timing import KeptTime
+from torchweld.core.errors import TorchweldError
+from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
+from torchweld.gates.counters import Counters
+from torchweld.gates.gate_timing import KeptTime
 from torchweld.history import History, of_comparison
-from torchweld.planning.plan import Plan
+from torchweld.plans.plan import Plan
+from torchweld.report.gate_text import accepted_data, accepted_lines
 from torchweld.report.style import to_text
 
 DATA = Path(__file__).parent.parent / "data"

@@ -8,16 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchweld.errors import TorchweldError
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import to_plain
+from torchweld.core.speeds import Speed
 from torchweld.history import History, of_comparison
 from torchweld.history.store import check_name
-from torchweld.measuring import Comparison
-from torchweld.not_measured import NotMeasured
-from torchweld.planning.plan import Plan, Whole
-from torchweld.profiler.profile import Profile
-from torchweld.profiler.splits import Account, Split
-from torchweld.records import to_plain
-from torchweld.speeds import Speed
+from torchweld.plans.plan import Plan, Whole
+from torchweld.profiles.accounting.splits import Account, Split
+from torchweld.profiles.profile import Profile
+from torchweld.timing import Comparison
 
 
 @contextmanager

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 
 import click
 
-from torchweld.cli.bench import bench
+from torchweld.cli.bench_command import bench
 from torchweld.cli.complaints import complain
-from torchweld.cli.diff import diff
-from torchweld.cli.fuse import fuse
-from torchweld.cli.gate import gate_verb
-from torchweld.cli.history import history
-from torchweld.cli.info import info
-from torchweld.cli.profile import profile
-from torchweld.errors import TorchweldError
+from torchweld.cli.diff_command import diff
+from torchweld.cli.fuse_command import fuse
+from torchweld.cli.gate_command import gate_verb
+from torchweld.cli.history_command import history
+from torchweld.cli.info_command import info
+from torchweld.cli.profile_command import profile
+from torchweld.core.errors import TorchweldError
 
 COMMANDS: tuple[click.Command, ...] = (info, profile, diff, fuse, bench, gate_verb, history)
 

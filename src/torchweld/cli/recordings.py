@@ -10,13 +10,13 @@ import os
 import zlib
 from pathlib import Path
 
-from torchweld.errors import TorchweldError
-from torchweld.files import GZIP
+from torchweld.core.errors import TorchweldError
+from torchweld.core.files import GZIP
+from torchweld.core.texts import clean
 from torchweld.models import MODELS
-from torchweld.profiler.profile import Profile
-from torchweld.profiler.trace import read_trace
-from torchweld.targets import OTHER_FORMS
-from torchweld.texts import clean
+from torchweld.models.targets import OTHER_FORMS
+from torchweld.profiles.profile import Profile
+from torchweld.profiles.traces.trace_reading import read_trace
 
 RECORDED = (".json", ".json.gz")
 EXPECTED = (

@@ -11,8 +11,8 @@ import click
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from torchweld.core.texts import clean
 from torchweld.report.style import WIDTH, Harmless, to_text
-from torchweld.texts import clean
 
 
 def screen() -> Console:

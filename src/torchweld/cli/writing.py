@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchweld.errors import TorchweldError
+from torchweld.core.errors import TorchweldError
 
 
 def check_targets(files: Mapping[str, Path | None], force: bool) -> None:

@@ -4,19 +4,19 @@
 What was added is on disk when `add` returns, whatever happens to the process afterwards.
 """
 
-from torchweld.fingerprints import Fingerprint
 from torchweld.history.places import history_path
 from torchweld.history.runs import Kind, Run, RunCell, fingerprint_here, target_words
 from torchweld.history.samples import of_comparison
-from torchweld.history.store import History, Recording
+from torchweld.history.store import History, RunWriter
+from torchweld.machine.fingerprint import Fingerprint
 
 __all__ = [
     "Fingerprint",
     "History",
     "Kind",
-    "Recording",
     "Run",
     "RunCell",
+    "RunWriter",
     "fingerprint_here",
     "history_path",
     "of_comparison",

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from torchweld.fingerprints import Fingerprint, taken_here
+from torchweld.core.records import Bounds, Count, Length, Measured, Word
 from torchweld.history.places import commit_of
-from torchweld.records import Bounds, Count, Length, Measured, Word
+from torchweld.machine.fingerprint import Fingerprint, taken_here
 
 Kind = Literal["bench", "gate", "fuse", "profile"]
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchweld.errors import TorchweldError
-from torchweld.measuring import Comparison
-from torchweld.not_measured import NotMeasured
-from torchweld.records import to_plain
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import to_plain
+from torchweld.timing import Comparison
 
 LOG_RATIOS = "log_ratios"
 CONTROL = "control_log_ratios"

@@ -1,4 +1,4 @@
-"""The SQLite file: runs, and cells of runs. `History` reads and begins, `Recording` writes one run.
+"""The SQLite file: runs, and cells of runs. `History` reads and begins, `RunWriter` writes one run.
 
 Every write is a transaction of its own with a rollback journal, synchronised to disk: after a crash
 the file holds all that was added, and it is one file, to be copied or cached as it is. Writers wait
@@ -16,14 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args
 
-from torchweld.errors import TorchweldError
-from torchweld.files import parse_json
+from torchweld.core.errors import TorchweldError
+from torchweld.core.files import parse_json
+from torchweld.core.names import known
+from torchweld.core.records import from_plain, to_plain
 from torchweld.history.places import FOLDER, history_path
-from torchweld.history.problems import explained
 from torchweld.history.runs import Damaged, Kind, Run, RunCell, RunRow, fingerprint_here
 from torchweld.history.samples import encoded, encoded_samples
-from torchweld.names import known
-from torchweld.records import from_plain, to_plain
+from torchweld.history.sqlite_problems import explained
 
 APPLICATION = int.from_bytes(b"twld", "big")
 VERSION = 1
@@ -119,7 +119,7 @@ class History:
     ) -> None:
         self.close()
 
-    def begin(self, name: str, kind: Kind, what: str, settings: Mapping[str, Any]) -> Recording:
+    def begin(self, name: str, kind: Kind, what: str, settings: Mapping[str, Any]) -> RunWriter:
         """A new run, unfinished. `what` is the target or the grid in words."""
         check_name(name)
         known(kind, get_args(Kind), "kind of run")
@@ -138,7 +138,7 @@ class History:
                 values,
             )
         assert made.lastrowid is not None
-        return Recording(self, made.lastrowid, name)
+        return RunWriter(self, made.lastrowid, name)
 
     def runs(self, name: str | None = None, kind: Kind | None = None) -> list[Run]:
         """Those of a name and a kind, or all, the newest first; raises if one is damaged."""
@@ -235,7 +235,7 @@ class History:
                 raise
 
 
-class Recording:
+class RunWriter:
     """One run that is being written; what was added is kept, even if it is never finished."""
 
     def __init__(self, history: History, number: int, name: str) -> None:

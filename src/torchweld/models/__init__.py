@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchweld.errors import TorchweldError
-from torchweld.inputs import Inputs
+from torchweld.core.errors import TorchweldError
+from torchweld.core.inputs import Inputs
 from torchweld.models import bert, dlrm, gpt, llama, mixer, policy, vit
 
 

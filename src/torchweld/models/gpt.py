@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchweld.inputs import Inputs
-from torchweld.models.layers import Attention, Block, Mlp, check_divides
+from torchweld.core.inputs import Inputs
+from torchweld.models.layers import Attention, Mlp, TransformerLayer, check_divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Gpt(nn.Module):
         self.positions = nn.Embedding(config.context, width)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            Block(
+            TransformerLayer(
                 Attention(width, config.heads, causal=True, dropout=config.dropout),
                 Mlp(width, 4 * width, approximate="tanh"),
                 width,

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchweld.errors import TorchweldError
-from torchweld.hardware import hardware
-from torchweld.inputs import Inputs, first_line
-from torchweld.interrupts import is_interrupt, says_nothing
+from torchweld.core.errors import TorchweldError
+from torchweld.core.inputs import Inputs, first_line
+from torchweld.core.interrupts import is_interrupt, says_nothing
+from torchweld.machine.hardware import hardware
 from torchweld.models import seeded
 
 DEFAULT_TOKENS = 128

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchweld.errors import TorchweldError
+from torchweld.core.errors import TorchweldError
 
 
 def check_divides(part: int, whole: int, what: str) -> None:
@@ -62,7 +62,7 @@ class Mlp(nn.Module):
         return self.down(self.act(self.up(x)))
 
 
-class Block(nn.Module):
+class TransformerLayer(nn.Module):
     """A transformer layer that normalises first: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module, width: int, dropout: float) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchweld.inputs import Inputs
+from torchweld.core.inputs import Inputs
 from torchweld.models.layers import check_divides
 
 

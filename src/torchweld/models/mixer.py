@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchweld.inputs import Inputs
+from torchweld.core.inputs import Inputs
 from torchweld.models.layers import Mlp, check_divides, to_patches
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchweld.inputs import Inputs
-from torchweld.models.layers import Attention, Block, Mlp, check_divides, to_patches
+from torchweld.core.inputs import Inputs
+from torchweld.models.layers import Attention, Mlp, TransformerLayer, check_divides, to_patches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Vit(nn.Module):
         self.positions = nn.Parameter(torch.randn(1, 1 + patches, width) * 0.02)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            Block(
+            TransformerLayer(
                 Attention(width, config.heads, causal=False, dropout=config.dropout),
                 Mlp(width, 4 * width),
                 width,

@@ -4,10 +4,10 @@
 `exports.py`: chrome traces, folded stacks, speedscope.
 """
 
-from torchweld.report.changes import diff_sections
+from torchweld.report.diff_text import diff_sections
 from torchweld.report.exports import chrome_trace, folded, speedscope
-from torchweld.report.summary import summary
-from torchweld.report.text import View, brief_sections, profile_sections, profile_text
+from torchweld.report.profile_json import summary
+from torchweld.report.profile_text import View, brief_sections, profile_sections, profile_text
 
 __all__ = [
     "View",

@@ -9,14 +9,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.benching.results import PERCENTILES, Bench, Cell
-from torchweld.benching.rows import calls_per_s
-from torchweld.benching.summary import Map, Outcome, Spot, maps
-from torchweld.figures import counted, figure
-from torchweld.not_measured import NotMeasured
+from torchweld.bench.bench_results import PERCENTILES, Bench, Cell
+from torchweld.bench.bench_rows import calls_per_s
+from torchweld.bench.bench_summary import Map, Outcome, Spot, maps
+from torchweld.core.figures import counted, figure
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.texts import clean
 from torchweld.report.bench_tables import COLOURS, shown
 from torchweld.report.style import LEAST_LABEL, Column, Sheet, cut, heading, indented
-from torchweld.texts import clean
 
 SIGNS: dict[Outcome, tuple[str, str]] = {
     "wins": ("+", "green"),

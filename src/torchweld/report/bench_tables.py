@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.benching.results import Bench, Cell, Result
-from torchweld.figures import figure
-from torchweld.not_measured import NotMeasured
-from torchweld.speeds import Speed
-from torchweld.texts import clean
+from torchweld.bench.bench_results import Bench, Cell, Result
+from torchweld.core.figures import figure
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.speeds import Speed
+from torchweld.core.texts import clean
 
 Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchweld.not_measured import NotMeasured
-from torchweld.profiler.profile import Device, Op, Profile, Tensor
-from torchweld.profiler.trace_stream import MACHINE_KEY
-from torchweld.profiler.trace_tensors import TYPE_NAMES
-from torchweld.records import to_plain
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import to_plain
+from torchweld.core.texts import clean
+from torchweld.profiles.profile import Device, Op, Profile, Tensor
+from torchweld.profiles.traces.trace_stream import MACHINE_KEY
+from torchweld.profiles.traces.trace_tensors import TYPE_NAMES
 from torchweld.report.stacks import Frame, device_frames, host_frames, top_name
 from torchweld.report.timeline import Range, Span, is_node, module_ranges, spans
-from torchweld.texts import clean
 
 SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

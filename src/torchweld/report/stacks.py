@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torchweld.profiler.attribution import ENGINE
-from torchweld.profiler.profile import Profile
-from torchweld.texts import clean
+from torchweld.core.texts import clean
+from torchweld.profiles.attributing.attribution import ENGINE
+from torchweld.profiles.profile import Profile
 
 LATE = {"backward": "backward", "recompute": "recompute"}
 

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.texts import clean, clean_lines
+from torchweld.core.texts import clean, clean_lines
 
 WIDTH = 100
 # Columns that the names of modules and ops need to be told apart.

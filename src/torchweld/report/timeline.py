@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchweld.profiler.attribution import ENGINE
-from torchweld.profiler.events import MARK
-from torchweld.profiler.profile import Op, Profile
+from torchweld.profiles.attributing.attribution import ENGINE
+from torchweld.profiles.events import MARK
+from torchweld.profiles.profile import Op, Profile
 
 
 class Span(NamedTuple):

@@ -1,0 +1,326 @@
+"""What a bench found: dataclasses that save to JSON and load again.
+
+A figure that nobody could measure is a `NotMeasured` with its reason; None stands where a figure
+does not apply, or was not asked for. A part is never larger than its whole: what the machine's
+moods made so is not measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from torchweld.bench.cases import Case
+from torchweld.bench.earlier_benches import UPGRADES
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import (
+    MOST_FLOAT,
+    Amount,
+    Bounds,
+    Count,
+    Length,
+    from_plain,
+    short,
+    to_plain,
+)
+from torchweld.machine.hardware import TOLERATED_EXCESS, Peaks
+from torchweld.timing import Comparison
+
+KIND, VERSION = "torchweld.bench", 3
+PERCENTILES = (50, 95, 99)
+# So many calls have to lie beyond a percentile for it to be one.
+CALLS_BEYOND = 5
+TOO_LOW = (
+    "the call took less than the least time by this machine's kept peaks, so these are too low; "
+    "torchweld info --measure renews them"
+)
+# Of a call, which always takes some.
+Time = Annotated[float, Bounds(1 / MOST_FLOAT)]
+
+
+def told(value: float, why: str) -> float | NotMeasured:
+    """`value`; not measured, because of `why`, where it is not a number."""
+    return min(value, MOST_FLOAT) if math.isfinite(value) else NotMeasured(why)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCheck:
+    """The numerical rule on one output, ratios being to what it allows.
+
+    `error_ratio`: the largest error to eager's largest; not measured where eager is exact. None is
+    measured where an output is not finite.
+    """
+
+    ok: bool
+    error_ratio: Amount | NotMeasured
+    row_ratio: Amount | NotMeasured
+    rms_ratio: Amount | NotMeasured
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a call costs beside its time; None where that cannot be told.
+
+    ops, buffers: what it dispatches and allocates; None too where an op leaves the work to torch
+    host_us:      Python, dispatch and allocation: the same call with nothing to compute; of a whole
+                  model, by its profile. At most the time of the call
+    cpu_us:       processor time of all threads; at most the time of the call on every CPU
+    cuda_us:      on a CUDA device, where there is one and it was asked for
+    """
+
+    ops: Count | None = None
+    buffers: Count | None = None
+    host_us: Amount | NotMeasured | None = None
+    cpu_us: Amount | NotMeasured | None = None
+    cuda_us: Amount | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Single calls, as a user meets them."""
+
+    calls_us: tuple[Time, ...]
+
+    def percentile(self, percent: int) -> float | NotMeasured:
+        """Not measured where too few calls lie beyond it."""
+        ordered = sorted(self.calls_us)
+        needed = math.ceil(CALLS_BEYOND * 100 / (100 - percent))
+        if len(ordered) < needed:
+            return NotMeasured(f"p{percent} needs {needed} calls, and there are {len(ordered)}")
+        place = (len(ordered) - 1) * percent / 100
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One implementation in one cell.
+
+    us:         a call, the median over rounds
+    check:      None for eager, which others are judged beside, and where it did not run
+    refused:    why it did not take part, or was not timed; None where it was
+    comparison: with eager; None for eager
+    callers:    the same with several callers at once; `us` in it are between calls that finish
+    """
+
+    name: str
+    us: Time | NotMeasured = NotMeasured("it was not timed")
+    kernel: str = ""
+    check: OutputCheck | None = None
+    refused: str | None = None
+    comparison: Comparison | None = None
+    cost: Cost = field(default_factory=Cost)
+    copied_bytes: Count = 0
+    latency: Latency | None = None
+    callers: Comparison | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a verdict on it."""
+        return self.comparison is not None and self.comparison.verdict != "not measured"
+
+    @property
+    def why_not(self) -> str:
+        """Why there is no verdict; of one that has one, why it is that."""
+        if self.comparison is not None:
+            return self.comparison.reason
+        return self.us.reason if isinstance(self.us, NotMeasured) else "it was not compared"
+
+    def left_out(self, reason: str) -> Result:
+        """The same, not timed for this reason."""
+        return dataclasses.replace(self, refused=reason, us=NotMeasured(reason))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One shape, eager first, then everybody else in the order of `Bench.names`.
+
+    name:        as it is found again: in the history, in CSV
+    case:        None for a whole model
+    moved_bytes: what has to move at least: weights, inputs and outputs, each once
+    """
+
+    name: str
+    case: Case | None
+    dtype: str
+    flops: Count
+    moved_bytes: Count
+    weight_bytes: Count
+    results: tuple[Result, ...]
+
+    def result(self, name: str) -> Result:
+        return next(result for result in self.results if result.name == name)
+
+    def gflops(self, name: str) -> float | NotMeasured:
+        us = self.result(name).us
+        return us if isinstance(us, NotMeasured) else self.flops / (1e3 * us)
+
+    def gbps(self, name: str) -> float | NotMeasured:
+        us = self.result(name).us
+        return us if isinstance(us, NotMeasured) else self.moved_bytes / (1e3 * us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """All cells, and what they were measured with.
+
+    backends: ours, the first of which is judged
+    against:  the peers that take part
+    left_out: who does not, and why
+    notes:    what a reader has to know
+    target:   the whole model that was measured; empty for blocks
+    preset:   the series that was measured, where it has a name
+    peaks:    what the machine was seen to do at best
+    cache:    bytes of its last-level cache
+    busy_cores: what others took of the machine when the bench began
+    """
+
+    torch: str
+    cpu: str
+    isa: str | None
+    threads: Count
+    backends: Annotated[tuple[str, ...], Length(1)]
+    against: tuple[str, ...]
+    cold: bool
+    seconds: float
+    seed: int
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    target: str = ""
+    preset: str = ""
+    callers: Count = 0
+    peaks: Peaks | None = None
+    cache: Count = 0
+    busy_cores: Amount | NotMeasured = NotMeasured("nobody looked")
+    cells: tuple[Cell, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everybody, eager first and ours last, as columns stand."""
+        return ("eager", *self.against, *reversed(self.backends))
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        for i, cell in enumerate(self.cells):
+            there = [result.name for result in cell.results]
+            if sorted(there) != sorted(self.names):
+                listed = ", ".join(there) or "nobody"
+                yield f"has cells[{i}] with results of {listed}; needed are {', '.join(self.names)}"
+
+    @property
+    def first(self) -> str:
+        return self.backends[0]
+
+    def of_peak(self, cell: Cell, name: str) -> tuple[float, str] | NotMeasured:
+        """The share of what this machine allows for the cell, 1 at most, and what holds it back.
+
+        The least time is that of its FLOPs at the peak, or of its bytes at the bandwidth measured
+        for so many: whichever is longer. A call that took less than that shows that the peaks are
+        too low, and has no share.
+        """
+        us = cell.result(name).us
+        if isinstance(us, NotMeasured):
+            return us
+        if self.peaks is None:
+            return NotMeasured("this machine's peaks were not measured")
+        gflops = self.peaks.fma_gflops(cell.dtype, self.threads)
+        cold = self.cold or (cell.case is not None and cell.case.cold)
+        gbps = self._gbps(self.peaks, cell.moved_bytes, cold)
+        if not gflops or not gbps:
+            threads = f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+            return NotMeasured(f"no peak was measured for {cell.dtype} on {threads}")
+        compute_us, memory_us = cell.flops / (1e3 * gflops), cell.moved_bytes / (1e3 * gbps)
+        what = "compute" if compute_us >= memory_us else "memory"
+        share = max(compute_us, memory_us) / us
+        # What a probe may exceed the peak by is within the error of both.
+        return NotMeasured(TOO_LOW) if share > TOLERATED_EXCESS else (min(share, 1.0), what)
+
+    def _gbps(self, peaks: Peaks, size: int, cold: bool) -> float | None:
+        """The rate measured for a working set that lies where this one does: in cache, or not."""
+        if cold:
+            return peaks.read_gbps(1 << 62, self.threads)
+        cached = [
+            row.working_set_bytes for row in peaks.read if row.working_set_bytes <= self.cache
+        ]
+        if size <= self.cache and cached:
+            size = min(size, max(cached))
+        return peaks.read_gbps(size, self.threads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a float that JSON cannot hold becomes "nan" or "inf"."""
+        return {"kind": KIND, "version": VERSION, **_plain(self)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Bench:
+        """The opposite of `to_dict`, of this version and earlier ones.
+
+        Raises a TorchweldError that says what does not fit.
+        """
+        if not isinstance(data, Mapping):
+            raise TorchweldError(f"the bench is a {type(data).__name__}, no object")
+        kind, version = data.get("kind"), data.get("version")
+        fields = _plain_comparisons(dict(data))
+        while type(version) is int and kind == KIND and version in UPGRADES:
+            fields, version = UPGRADES[version](fields), version + 1
+        if (kind, version) != (KIND, VERSION) or type(version) is not int:
+            given = data.get("kind"), data.get("version")
+            raise TorchweldError(
+                f"kind and version are {' and '.join(map(short, given))}, and must be {KIND!r} and "
+                f"{VERSION}; load what torchweld bench --json wrote with the same release"
+            )
+        return from_plain(Bench, fields, "bench")
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def plain_cell(cell: Cell) -> dict[str, Any]:
+    """A cell as JSON has it."""
+    data: dict[str, Any] = _plain(cell)
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Comparison):
+        return value.to_dict()
+    if isinstance(value, NotMeasured):
+        return to_plain(value)
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return to_plain(value)
+
+
+def _plain_comparisons(data: Any) -> Any:
+    """Without the kind and version of the bench; comparisons brought up to date, without theirs."""
+    if isinstance(data, list):
+        return [_plain_comparisons(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    kept = {name: item for name, item in data.items() if name not in ("kind", "version")}
+    for name in ("cells", "results"):
+        if isinstance(kept.get(name), (list, dict)):
+            kept[name] = _plain_comparisons(kept[name])
+    for name in ("comparison", "callers"):
+        if isinstance(kept.get(name), dict):
+            kept[name] = _plain_comparison(kept[name])
+    return kept
+
+
+def _plain_comparison(data: dict[str, Any]) -> dict[str, Any]:
+    # What cannot be read here is read again, by what can say where it stands.
+    with contextlib.suppress(TorchweldError):
+        data = Comparison.from_dict(data).to_dict()
+    return {name: item for name, item in data.items() if name not in ("kind", "version")}

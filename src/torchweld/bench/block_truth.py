@@ -1,0 +1,70 @@
+"""What a block's outputs should be: fp64 from the weights and inputs that the runtimes get."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchweld.bench.cases import SEED, MlpShape
+from torchweld.bench.eager_block import tensors_of
+from torchweld.numerics.rule import Judgement, judge, scales_of
+from torchweld.ops.backends import reference_backend
+
+# Of a larger x, as many rows are judged, evenly spread, first and last among them: the reference in
+# fp64 and its scales took 11 s for 4096 rows of 1024→2816→1024, on two cores.
+JUDGED_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTruth:
+    """Outputs in fp64, and the scale of their sums, for the rows that are judged.
+
+    `picked` are those rows' numbers; None: all, and fewer rows are the first of them.
+    """
+
+    outputs: Tensor
+    scale: Tensor
+    picked: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, mlp: MlpShape, dtype: torch.dtype, rows: int, seed: int = SEED, most: int | None = None
+    ) -> BlockTruth:
+        """Of `rows` rows; of at most `most` of them."""
+        x = torch.from_numpy(mlp.inputs(rows, seed + 1)).to(dtype)
+        picked = None
+        if most is not None and rows > most:
+            picked = torch.linspace(0, rows - 1, most).long()
+            x = x[picked]
+        tensors = [tensor.detach() for tensor in tensors_of(mlp, dtype, seed)]
+        outputs = reference_backend.chain(x.double(), [t.double() for t in tensors], mlp.forms)
+        (scale,) = scales_of(x, tensors, mlp.forms).outputs
+        return cls(outputs=outputs, scale=scale, picked=picked)
+
+    def judge(self, output: Tensor, eager: Tensor | None) -> Judgement:
+        """By the numerical rule. Eager itself is judged beside the truth, rounded."""
+        expected, scale = self._own(self.outputs, output), self._own(self.scale, output)
+        output = self._judged(output)
+        beside = expected.to(output.dtype) if eager is None else self._judged(eager)
+        return judge(output, beside, expected, scale)
+
+    def largest_error(self, output: Tensor) -> float:
+        """The largest distance from the truth."""
+        expected, output = self._own(self.outputs, output), self._judged(output)
+        if output.shape != expected.shape:
+            return math.inf
+        return float((output.double() - expected).abs().max().nan_to_num(nan=math.inf))
+
+    def error(self, output: Tensor) -> float:
+        """The largest error over the rms of the outputs."""
+        rms = float(self._own(self.outputs, output).square().mean().sqrt())
+        return self.largest_error(output) / rms
+
+    def _own(self, values: Tensor, output: Tensor) -> Tensor:
+        return values[: len(output)] if self.picked is None else values
+
+    def _judged(self, output: Tensor) -> Tensor:
+        return output if self.picked is None else output[self.picked]

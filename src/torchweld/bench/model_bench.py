@@ -1,0 +1,158 @@
+"""Running a bench of a whole model: eager against welded and against peers, a cell a workload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweld.bench.bench_results import Bench, Cell, OutputCheck, Result, told
+from torchweld.bench.block_bench import EXACT, NOT_FINITE, timed
+from torchweld.bench.model_sources import Source
+from torchweld.bench.participants import FLOAT32_ONLY, OWN_MODEL
+from torchweld.bench.stages import AnyStage, open_stage
+from torchweld.bench.worker_processes import MODEL_RUNTIMES, WorkerError
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.numerics.model_check import ModelTruth, TensorCheck, compare_results
+
+# A foreign runtime that is further off than this many times eager's error computes something else.
+MOST_ERROR = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What is known once a model is there: what it is run on, and what a reader has to know."""
+
+    workloads: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def measure_model(
+    bench: Bench, source: Source, latency: bool = False
+) -> Iterator[LoadedModel | Cell]:
+    """First what was loaded, then the cells, each as soon as it is done."""
+    with open_stage(bench.names, bench.threads, MODEL_RUNTIMES) as stage:
+        missing = stage.start(bench.names)
+        if "eager" in missing:
+            raise TorchweldError(missing["eager"])
+        stage.ask("eager", "load", source)
+        stage.ask("eager", "check")
+        about = stage.ask("eager", "about")
+        notes = list(about["notes"])
+        for name in bench.names[1:]:
+            try:
+                if name not in missing:
+                    _load(stage, name, source, about["weights"])
+            except WorkerError as error:  # noqa: PERF203
+                if name == OWN_MODEL:
+                    raise
+                missing[name] = str(error)
+        details = stage.ask(OWN_MODEL, "details")
+        notes.append(f"plan: {details['sentence']}")
+        yield LoadedModel(workloads=tuple(about["workloads"]), notes=tuple(notes))
+        for number, name in enumerate(about["workloads"]):
+            yield _cell(stage, bench, missing, number, name, latency)
+
+
+def _load(stage: AnyStage, name: str, source: Source, weights: str) -> None:
+    """Loads a side, which has to have the weights that eager has."""
+    stage.ask(name, "load", source)
+    if stage.ask(name, "about")["weights"] != weights:
+        raise WorkerError(
+            "the model has other weights in every process, so there is nothing to compare; draw "
+            "them from a fixed seed in its factory, or load them from a file"
+        )
+
+
+def _cell(
+    stage: AnyStage,
+    bench: Bench,
+    missing: Mapping[str, str],
+    number: int,
+    workload: str,
+    latency: bool,
+) -> Cell:
+    outputs: dict[str, list[Any]] = {}
+    results = {name: Result(name=name) for name in bench.names}
+    outputs["eager"] = stage.ask("eager", "prepare", number)
+    work = stage.ask("eager", "work")
+    for name in bench.names[1:]:
+        reason = missing.get(name, "")
+        if name in FLOAT32_ONLY and work["dtype"] != "float32":
+            reason = reason or "it is measured in float32 only"
+        try:
+            if not reason:
+                outputs[name] = stage.ask(name, "prepare", number)
+        except WorkerError as error:
+            reason = str(error)
+        if reason:
+            results[name] = results[name].left_out(reason)
+    judge = _Judge(stage.ask("eager", "truth"), outputs["eager"])
+    for name in bench.names[1:]:
+        if name in outputs:
+            results[name] = judge.checked(results[name], outputs[name])
+    results = timed(stage, bench, results, latency)
+    return Cell(
+        name=workload,
+        case=None,
+        dtype=work["dtype"],
+        flops=work["flops"],
+        moved_bytes=work["moved_bytes"],
+        weight_bytes=work["weight_bytes"],
+        results=tuple(results.values()),
+    )
+
+
+class _Judge:
+    """Outputs held against the model in float64: ours by the rule, others within a factor."""
+
+    def __init__(self, truth: Mapping[str, Any], eager: list[Any]) -> None:
+        self._dtypes = {name: getattr(torch, dtype) for name, dtype in truth["dtypes"].items()}
+        self._depth = int(truth["depth"])
+        self._expected = self._tensors(eager)
+        exact = truth["exact"]
+        self._truth = ModelTruth(
+            exact=None if exact is None else {n: torch.from_numpy(a) for n, a in exact.items()},
+            jittered=tuple(
+                {n: torch.from_numpy(a).to(self._dtypes[n]) for n, a in one.items()}
+                for one in truth["jittered"]
+            ),
+            why_not_exact=truth["why_not_exact"],
+        )
+
+    def _tensors(self, arrays: list[Any]) -> dict[str, Tensor]:
+        found = {}
+        for i, array in enumerate(arrays):
+            name = f"output {i}"
+            tensor = torch.from_numpy(array)
+            found[name] = tensor.to(self._dtypes.get(name, tensor.dtype))
+        return found
+
+    def checked(self, result: Result, arrays: list[Any]) -> Result:
+        compared = compare_results(self._tensors(arrays), self._expected, self._truth, self._depth)
+        check = _check(compared)
+        ratio = check.error_ratio
+        close = not isinstance(ratio, NotMeasured) and ratio <= MOST_ERROR
+        if check.ok or (close and result.name != OWN_MODEL):
+            return replace(result, check=replace(check, ok=True, reason=None))
+        return replace(result, check=check).left_out(f"wrong: {check.reason}")
+
+
+def _check(compared: list[TensorCheck]) -> OutputCheck:
+    wrong = [f"{one.name} {one.reason}" for one in compared if not one.ok]
+    hopeless = any(not math.isfinite(one.error) for one in compared)
+    ratios = [one.error / one.reference_error for one in compared if one.reference_error > 0]
+    shares = [one.error / one.allowed for one in compared if one.allowed > 0]
+    unknown = NotMeasured(NOT_FINITE if hopeless else EXACT)
+    return OutputCheck(
+        ok=not wrong,
+        error_ratio=unknown if hopeless or not ratios else told(max(ratios), NOT_FINITE),
+        row_ratio=unknown if hopeless else told(max(shares, default=0.0), NOT_FINITE),
+        rms_ratio=0.0,
+        reason="; ".join(wrong) or None,
+    )

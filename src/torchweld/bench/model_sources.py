@@ -1,0 +1,107 @@
+"""Where whole models come from: small records that make the same model in whatever process."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchweld.core.inputs import Inputs, as_workloads
+from torchweld.models import MODELS
+from torchweld.models.targets import Target, resolve
+
+
+class Source(Protocol):
+    """Hashable, and the same in every process.
+
+    plan:        a file with the plan to apply; None: one is made, in about `tuning_s` seconds, with
+                 times of earlier plans where `remember` says so
+    kept_folder: where the exported model is kept for whoever needs it next; None: it is not
+    """
+
+    def __hash__(self) -> int: ...
+    @property
+    def plan(self) -> str | None: ...
+    @property
+    def tuning_s(self) -> float | None: ...
+    @property
+    def remember(self) -> bool: ...
+    @property
+    def kept_folder(self) -> Path | None: ...
+    def make(self) -> Target: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSource:
+    """A TARGET and its `--input`s. Random numbers are seeded before its code runs."""
+
+    target: str | None
+    inputs: tuple[str, ...] = ()
+    seed: int = 0
+    plan: str | None = None
+    tuning_s: float | None = None
+    remember: bool = True
+    kept_folder: Path | None = None
+
+    def make(self) -> Target:
+        random.seed(self.seed)
+        np.random.seed(self.seed)
+        torch.manual_seed(self.seed)
+        return resolve(self.target, self.inputs, seed=self.seed)
+
+
+class OneOutput(nn.Module):
+    """The model as a function of its tokens or its input, with one output."""
+
+    def __init__(self, model: nn.Module, tokens: bool) -> None:
+        super().__init__()
+        self.model, self.tokens = model, tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.tokens:
+            y: Tensor = self.model(x)
+            return y
+        options = {} if "Bert" in type(self.model).__name__ else {"use_cache": False}
+        found: Tensor = self.model(x, return_dict=False, **options)[0]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """A built-in model, or one of transformers without a cache, on a batch of so many tokens."""
+
+    target: str
+    dtype: str
+    batch: int
+    tokens: int
+    plan: str | None = None
+    tuning_s: float | None = 60.0  # by default a plan has 48
+    remember: bool = False
+
+    @property
+    def kept_folder(self) -> Path:
+        """Exporting takes a minute, and the model never changes."""
+        name = f"{self.target.replace(':', '_')}-{self.batch}x{self.tokens}"
+        return Path(tempfile.gettempdir()) / f"torchweld-onnx-{os.getuid()}" / name
+
+    def make(self) -> Target:
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.batch, self.tokens)
+        if self.target.startswith("hf:"):
+            from torchweld.models import hf
+
+            model = hf.build(self.target.removeprefix("hf:")).model
+            x = torch.randint(0, 1000, shape, generator=generator)
+        else:
+            model = MODELS[self.target].build()[0]
+            x = torch.randn(shape, generator=generator)
+        made = OneOutput(model.to(getattr(torch, self.dtype)), self.target.startswith("hf:"))
+        workloads = tuple(as_workloads(Inputs(x)))
+        return Target(name=self.target, model=made.eval(), workloads=workloads)

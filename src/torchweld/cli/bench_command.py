@@ -1,0 +1,239 @@
+"""`torchweld bench`: blocks or a whole model, eager against fused and others, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from torchweld.bench import Bench, Case, plan, plan_model, summarise
+from torchweld.bench.bench_rows import csv_text
+from torchweld.bench.cases import SHORT_DTYPES
+from torchweld.bench.grid import BLOCKS, USUAL_NAMES, cases_of, listed
+from torchweld.bench.model_sources import TargetSource
+from torchweld.bench.participants import MODEL_PEERS, PEERS, machine_peaks
+from torchweld.bench.presets import PRESETS, preset_cases
+from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
+from torchweld.cli.bench_progress import Keeper, run_cases, run_model
+from torchweld.cli.data_only import data_only
+from torchweld.cli.history_command import history_option
+from torchweld.cli.keeping import keeping
+from torchweld.cli.screen import put, screen
+from torchweld.cli.table_command import GRID, check_table, run_table, write_table
+from torchweld.cli.writing import check_targets
+from torchweld.core.errors import TorchweldError
+from torchweld.core.files import write_whole
+from torchweld.core.names import known
+from torchweld.core.texts import clean_lines
+from torchweld.machine.load import busy_cores
+from torchweld.plans.plan import Plan
+from torchweld.report.bench_text import bench_head, bench_sections, note_lines
+
+FILE = click.Path(path_type=Path, dir_okay=True)
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raises for what does not go together, before anything is loaded or measured."""
+    whole = options["target"] is not None
+    blocks_only = ("block", "sizes", "rows", "dtype", "backend", "preset")
+    model_only = ("inputs", "plan_file")
+    named = {"inputs": "--input", "plan_file": "--plan"}
+    odd = [name for name in (blocks_only if whole else model_only) if options[name]]
+    if odd:
+        option = named.get(odd[0], f"--{odd[0]}")
+        why = "measures blocks; leave it out, or the TARGET" if whole else "goes with a TARGET"
+        raise TorchweldError(f"{option} {why}")
+    if options["table"] is not None:
+        check_table(options)
+    if options["preset"] is not None:
+        known(options["preset"], PRESETS, "preset")
+    if options["preset"] and (options["block"] or options["sizes"]):
+        raise TorchweldError(
+            "--preset has blocks of its own; leave --block and --sizes out (--rows and --dtype go "
+            "with it)"
+        )
+    if options["json_wanted"] and options["csv_wanted"]:
+        raise TorchweldError("--json and --csv print two things; give one, and --out for the other")
+    out = options["out"]
+    if out is not None and out.suffix not in (".json", ".csv"):
+        raise TorchweldError(f"--out {out}: the name has to end in .json or .csv")
+    check_targets({"--out": out, "--table": options["table"]}, options["force"])
+
+
+def words(options: dict[str, Any]) -> str:
+    """What was asked for, as the history names it."""
+    if options["target"] is not None:
+        inputs = [f"--input {text}" for text in options["inputs"]]
+        return " ".join([options["target"], *inputs])
+    given = {name: options[name] for name in ("preset", *GRID)}
+    if options["table"] is not None and not any(given.values()):
+        return "the blocks of a table of known speeds"
+    parts = [
+        f"--{name} {value if isinstance(value, str) else ','.join(value)}"
+        for name, value in given.items()
+        if value
+    ]
+    return " ".join(parts) or "the demo's blocks"
+
+
+def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
+    """Plans, prints what is known before, and runs."""
+    console = screen()
+    common: dict[str, Any] = {
+        "against": listed("--against", options["against"]),
+        "seconds": options["seconds"],
+        "cold": options["cold"],
+        "seed": options["seed"],
+        "callers": options["callers"] or 0,
+    }
+    live = console if shown and console.is_terminal else None
+
+    def begun(planned: Bench, dtypes: Sequence[str] = ("float32",)) -> Bench:
+        busy = busy_cores()  # before anything of ours runs
+        peaks, notes = machine_peaks(dtypes)
+        notes = (*planned.notes, *notes)
+        planned = replace(planned, busy_cores=busy, peaks=peaks, notes=notes)
+        if shown:
+            put(bench_head(planned), console)
+        keeper.begin(words(options), planned)
+        return planned
+
+    if options["target"] is not None:
+        if options["plan_file"] is not None:
+            Plan.load(options["plan_file"])
+        planned = begun(plan_model(options["target"], **common))
+        with TemporaryDirectory(prefix="torchweld-bench-") as folder:
+            source = TargetSource(
+                target=options["target"],
+                inputs=options["inputs"],
+                seed=options["seed"],
+                plan=None if options["plan_file"] is None else str(options["plan_file"]),
+                kept_folder=Path(folder),
+            )
+            done = run_model(planned, source, options["latency"], live, keeper)
+        if shown:
+            put(note_lines(done.notes[len(planned.notes) :]), console)
+        return done
+    cases = asked_cases(options)
+    table = options["table"] is not None
+    backends = list(WAYS) if table else listed("--backend", options["backend"])
+    planned = plan(cases, backends, **common)
+    used = tuple(dict.fromkeys(case.dtype for case in cases))
+    planned = begun(replace(planned, preset=options["preset"] or ""), used)
+    if table:
+        return run_table(planned, cases, live, keeper)
+    return run_cases(planned, cases, options["latency"], live, keeper)
+
+
+def asked_cases(options: dict[str, Any]) -> list[Case]:
+    rows, dtypes = listed("--rows", options["rows"]), listed("--dtype", options["dtype"])
+    if options["preset"]:
+        return preset_cases(options["preset"], rows, dtypes)
+    if options["table"] is not None and not (options["block"] or options["sizes"]):
+        return table_cases(rows, dtypes)
+    blocks, sizes = listed("--block", options["block"]), listed("--sizes", options["sizes"])
+    cases = cases_of(blocks, sizes, rows, dtypes)
+    return cases if options["table"] is None else with_cold(cases)
+
+
+def output(done: Bench, options: dict[str, Any]) -> None:
+    """What is written, and what is printed: neither a full disk nor a closed pipe takes both."""
+    out, table = options["out"], options["table"]
+    try:
+        if table is not None and not done.interrupted:
+            write_table(done, options)
+        if out is not None and done.cells:
+            write_whole(out, csv_text(done) if out.suffix == ".csv" else done.to_json() + "\n")
+    finally:
+        _print(done, options)
+
+
+def _print(done: Bench, options: dict[str, Any]) -> None:
+    if options["json_wanted"]:
+        click.echo(done.to_json())
+    elif options["csv_wanted"]:
+        click.echo(clean_lines(csv_text(done)), nl=False)
+    else:
+        console = screen()
+        put(bench_sections(done, summarise(done), console.width), console)
+
+
+@click.command(
+    epilog="Examples:  torchweld bench;  torchweld bench --block gelu,swiglu --rows 1,8,64,512 "
+    "--sizes 768x3072,1024x4096 --dtype float32,bfloat16 --against compile,onnxruntime;  "
+    "torchweld bench --preset models;  torchweld bench hf:gpt2 --input input_ids=1x1:int64 "
+    "--latency"
+)
+@click.argument("target", required=False)
+@click.option(
+    "--block",
+    multiple=True,
+    help=f"An activation (gelu), one that is gated (silu-gated, {', '.join(USUAL_NAMES)}), linear, "
+    f"or a built-in: {', '.join(BLOCKS)}.",
+)
+@click.option("--sizes", multiple=True, help="In x hidden, 768x3072; or all of them, 768x3072x768.")
+@click.option("--rows", multiple=True, help="Rows of x (1,8,64), or batch x sequence, 8x128.")
+@click.option("--dtype", multiple=True, help=f"{', '.join(SHORT_DTYPES)} (float32).")
+@click.option("--preset", metavar="NAME", help=f"A series of blocks: {', '.join(PRESETS)}.")
+@click.option(
+    "--against",
+    multiple=True,
+    help=f"Peers: {', '.join(PEERS)}; of a TARGET {', '.join(MODEL_PEERS)}.",
+)
+@click.option(
+    "--backend",
+    multiple=True,
+    help="Ours: cpu, cpu:natural, torch, torch:mkldnn, reference; the first is judged. (the best "
+    "there is)",
+)
+@click.option("--input", "inputs", multiple=True, help="Of a TARGET: 8x768, ids=1x128:int64.")
+@click.option("--plan", "plan_file", type=FILE, help="Of a TARGET: apply this plan, make none.")
+@click.option(
+    "--table",
+    type=FILE,
+    help="Make a table of known speeds, FILE.json, which welding without timing goes by; of the "
+    "blocks given, or of all that such a table has.",
+)
+@click.option("--seconds", default=1.5, show_default=True, help="For each other side in each cell.")
+@click.option("--cold", is_flag=True, help="Empty the caches before every call.")
+@click.option("--latency", is_flag=True, help="Also p50, p95, p99 of single calls.")
+@click.option(
+    "--callers", type=click.IntRange(min=1), metavar="K", help="Also calls a second by K threads."
+)
+@click.option("--seed", default=0, show_default=True, help="Of weights, inputs and timing order.")
+@click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
+@history_option
+@click.option("--out", type=FILE, help="Write everything to FILE.json, or figures to FILE.csv.")
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--csv", "csv_wanted", is_flag=True, help="Print CSV instead of tables.")
+def bench(**options: Any) -> int:
+    """Measure fused blocks, or a whole model, against eager and others, numbers checked first.
+
+    Options that take a list are given with commas, or once for each value. TARGET is
+    package.module:factory, path/to/file.py:factory, a built-in model or hf:<model type>; eager is
+    then compared with what tw.plan and tw.apply make of it. Ctrl-C ends it with what there is.
+    Exit code 1 if an output breaks the numerical rule, 2 if nothing could be measured.
+    """
+    check_options(options)
+    with ExitStack() as stack:
+        history = stack.enter_context(keeping(options["save"], options["file"]))
+        keeper = Keeper(history, options["save"])
+        shown = not (options["json_wanted"] or options["csv_wanted"])
+        with data_only(not shown):
+            done = measured(options, shown, keeper)
+        summary = summarise(done)
+        keeper.end(done, summary)
+    output(done, options)
+    if keeper.problem is not None:
+        raise keeper.problem
+    if done.interrupted:
+        raise click.Abort
+    if summary.failed:
+        return 1
+    return 0 if summary.verdicts else 2

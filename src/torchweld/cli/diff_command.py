@@ -1,0 +1,38 @@
+"""`torchweld diff`: what changed between two saved profiles, module by module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from torchweld import report
+from torchweld.cli.recordings import load_recorded
+from torchweld.cli.screen import put, screen
+from torchweld.profiles import profile_diff
+
+EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+@click.command(
+    epilog="Example: torchweld profile --save a.json; torchweld profile --save b.json; "
+    "torchweld diff a.json b.json"
+)
+@click.argument("a", type=EXISTING)
+@click.argument("b", type=EXISTING)
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
+@click.option("--force", is_flag=True, help="Show times even if they are not comparable.")
+def diff(a: Path, b: Path, json_wanted: bool, force: bool) -> int:
+    """Compare two profiles by module: time, ops or kernels, memory round trips.
+
+    A and B are profiles saved by torchweld profile --save, or traces of torch.profiler. Times of
+    different machines, set-ups or inputs are not compared: counts are shown, and the exit code is
+    2, unless --force is given.
+    """
+    found = profile_diff.diff(load_recorded(a), load_recorded(b))
+    if json_wanted:
+        click.echo(found.to_json())
+    else:
+        console = screen()
+        put(report.diff_sections(found, force, console.width), console)
+    return 2 if found.not_comparable and not force else 0

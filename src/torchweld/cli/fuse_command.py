@@ -1,0 +1,146 @@
+"""`torchweld fuse`: makes a model faster and proves it: found, tuned, verified, timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from torchweld import report
+from torchweld.cli.data_only import data_only
+from torchweld.cli.history_command import history_option
+from torchweld.cli.keeping import keep_plan, keeping
+from torchweld.cli.screen import progress_shown, put, screen, stage
+from torchweld.cli.writing import check_targets
+from torchweld.core.errors import TorchweldError
+from torchweld.core.records import to_plain
+from torchweld.findings import diagnose
+from torchweld.history import target_words
+from torchweld.models.targets import resolve
+from torchweld.plans.plan import Plan
+from torchweld.plans.planner import plan as make_plan
+from torchweld.plans.whole_model import rounds_kept
+from torchweld.profiles.accounting.account import account
+from torchweld.profiles.profile import Profile
+from torchweld.profiles.recording.live_profile import profile
+
+FILE = click.Path(path_type=Path, dir_okay=True)
+NOT_MEASURED = 2
+
+
+@click.command(
+    epilog="Examples:  torchweld fuse;  torchweld fuse hf:gpt2 --input input_ids=1x1:int64;  "
+    "torchweld fuse my/model.py:make --input 8x768 --out plan.json"
+)
+@click.argument("target", required=False)
+@click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
+@click.option("--training", is_flag=True, help="Weld for training: gradients are verified too.")
+@click.option("--quick", is_flag=True, help="About ten seconds of measuring instead of a minute.")
+@click.option(
+    "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="For measuring; default 48."
+)
+@click.option(
+    "--no-measure",
+    is_flag=True,
+    help="Time nothing: weld what verifies and the table shipped for this CPU knows to be faster.",
+)
+@click.option("--with-compile", is_flag=True, help="Try torch.compile of each block too.")
+@click.option(
+    "--no-packing", is_flag=True, help="No copies of weights: slower, but no more memory."
+)
+@click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
+@click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
+@click.option(
+    "--details", is_flag=True, help="Print times, bounds and reasons behind the verdict too."
+)
+@click.option("--depends", is_flag=True, help="Print what each welded block depends on.")
+@click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
+@click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
+@history_option
+@click.option("--json", "json_wanted", is_flag=True, help="Print the plan as JSON.")
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+def fuse(
+    target: str | None,
+    inputs: tuple[str, ...],
+    training: bool,
+    quick: bool,
+    budget: float | None,
+    no_measure: bool,
+    with_compile: bool,
+    no_packing: bool,
+    afresh: bool,
+    no_profile: bool,
+    details: bool,
+    depends: bool,
+    out: Path | None,
+    save: str | None,
+    file: Path | None,
+    json_wanted: bool,
+    force: bool,
+) -> int:
+    """Find what can be welded, measure what is worth it, verify it, and show before and after.
+
+    TARGET is package.module:factory, path/to/file.py:factory, the name of a built-in model, or
+    hf:<model type>; without it, a built-in transformer. Nothing is welded that is not faster beyond
+    noise with numbers as good as eager's; the plan says why for every block. Exit code 2 if nothing
+    was welded because blocks could not be measured.
+    """
+    given_times = {"--quick": quick, "--budget": budget is not None, "--no-measure": no_measure}
+    if sum(given_times.values()) > 1:
+        both = " and ".join(option for option, given in given_times.items() if given)
+        raise TorchweldError(f"{both} each say how long to measure; give one")
+    check_targets({"--out": out}, force)
+    with keeping(save, file) as history, data_only(json_wanted):
+        chosen = resolve(target, inputs, training=training)
+        given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
+        console = screen()
+        found: Profile | None = None
+        if not (no_profile or no_measure or json_wanted):
+            with stage(f"profiled {chosen.name}"), progress_shown() as progress:
+                found = profile(chosen.model, given, training=training, progress=progress)
+            accounted = account(found)
+            view = report.View(width=console.width)
+            put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
+        planned = "planned without timing" if no_measure else "planned, measured and verified"
+        with stage(planned), progress_shown() as progress, rounds_kept() as rounds:
+            made = make_plan(
+                chosen.model,
+                given,
+                training=training,
+                measure=not no_measure,
+                quick=quick,
+                budget_s=budget,
+                with_compile=with_compile,
+                packing=not no_packing,
+                profile=found,
+                remember=not afresh,
+                progress=progress,
+            )
+        if history is not None and save is not None:
+            settings = {
+                "training": training,
+                "quick": quick,
+                "budget_s": budget,
+                "measure": not no_measure,
+                "with_compile": with_compile,
+                "packing": not no_packing,
+            }
+            what = target_words(chosen.name, inputs, training)
+            keep_plan(history, save, what, settings, made, rounds)
+    try:
+        if out is not None:
+            made.save(out)
+    finally:  # what was planned is shown, even if the disk is full
+        if json_wanted:
+            click.echo(json.dumps(to_plain(made), allow_nan=False))
+        else:
+            if depends:
+                put([*made.dependencies().split("\n"), ""], console)
+            put(_lines(made, chosen.notes, details), console)
+    return NOT_MEASURED if not made.decisions and made.outcomes["not measured"] else 0
+
+
+def _lines(made: Plan, notes: tuple[str, ...], details: bool) -> list[str]:
+    more = ["", *made.details().split("\n")] if details and (made.whole or made.planned) else []
+    return [*str(made).split("\n"), *more, *(f"note: {note}" for note in notes)]

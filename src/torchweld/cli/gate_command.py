@@ -1,0 +1,273 @@
+"""`torchweld gate`: fails where a model is less fused, or slower, than its baseline."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchweld.cli.data_only import data_only
+from torchweld.cli.history_command import history_option
+from torchweld.cli.screen import progress_shown, put, screen
+from torchweld.core.errors import TorchweldError
+from torchweld.core.texts import clean
+from torchweld.gates.advice import Effort
+from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
+from torchweld.gates.gate import Rival, accept, gate
+from torchweld.gates.outcome import Outcome
+from torchweld.gates.subject import Clock, Subject
+from torchweld.history import History, history_path, target_words
+from torchweld.history.samples import encoded
+from torchweld.history.store import check_name
+from torchweld.machine.load import load_words
+from torchweld.report.gate_text import accepted_data, accepted_lines, outcome_data, outcome_lines
+
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+
+
+@click.command(
+    "gate",
+    epilog="Examples:  torchweld gate --baseline main my/model.py:make --accept;  "
+    "torchweld gate --baseline main my/model.py:make;  "
+    "torchweld gate --baseline main gpt --against-worktree ../main",
+)
+@click.argument("target")
+@click.option("--baseline", "name", required=True, help="The name it is kept under: main.")
+@click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
+@click.option("--training", is_flag=True, help="Forward and backward, not inference.")
+@click.option("--accept", "accepting", is_flag=True, help="Make this the baseline from now on.")
+@click.option("--quick", is_flag=True, help="With --accept: about ten seconds of tuning.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="With --accept: for tuning; default 48.",
+)
+@click.option(
+    "--no-measure",
+    is_flag=True,
+    help="With --accept: weld by a table that comes with torchweld, and time no block.",
+)
+@click.option("--empty", is_flag=True, help="With --accept: even if nothing is welded.")
+@click.option("--no-time", is_flag=True, help="Compare counters alone.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0.5, max=100.0),
+    default=5.0,
+    show_default=True,
+    help="The change of wall time, in percent, that does not fail.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    show_default=True,
+    help="For one comparison of wall time, at most.",
+)
+@click.option("--against", help="Time against another TARGET in the same run, not history.")
+@click.option(
+    "--against-worktree",
+    "worktree",
+    type=FOLDER,
+    help="Time against TARGET as it is in another folder, such as a checkout of main.",
+)
+@history_option
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
+def gate_verb(
+    target: str,
+    name: str,
+    inputs: tuple[str, ...],
+    training: bool,
+    accepting: bool,
+    quick: bool,
+    budget: float | None,
+    no_measure: bool,
+    empty: bool,
+    no_time: bool,
+    tolerance: float,
+    seconds: float,
+    against: str | None,
+    worktree: Path | None,
+    file: Path | None,
+    json_wanted: bool,
+) -> int:
+    """Weld TARGET by its baseline's plan and compare: counters exactly, wall time beyond noise.
+
+    Exit code 1 if any counter is worse (kernels, ops, allocations, bytes moved, blocks welded), or
+    if the model is slower beyond noise and tolerance in two comparisons. 2 if the baseline does not
+    exist, or its time cannot be compared here. The time is that of the welded model against its own
+    code in the same rounds, and that ratio against the baseline's; it is compared only where the
+    machine and its set-up are the same.
+
+    --accept writes nothing, with exit code 2, where no block is welded: because none could be
+    measured, or because none is faster, which --empty accepts.
+    """
+    effort = Effort(quick=quick, budget_s=budget, measure=not no_measure, empty=empty)
+    _check_rival(against, worktree, accepting, no_time)
+    _check_effort(effort, accepting)
+    check_name(name)
+    clock = None if no_time else Clock(seconds=seconds, tolerance=tolerance / 100.0)
+    asked = Asked(
+        target=target, name=name, inputs=inputs, training=training, no_time=no_time, file=file
+    )
+    if accepting:
+        return _accept(asked, clock, effort, json_wanted)
+    baseline = _load(asked)
+    load = "" if clock is None else _say_load(json_wanted)
+    with data_only(json_wanted):
+        subject = Subject.load(target, inputs, training)
+    wanted = (target, against, worktree, inputs, training)
+    with (
+        data_only(json_wanted),
+        progress_shown() as progress,
+        _rival(wanted, baseline, clock) as rival,
+    ):
+        found = gate(
+            subject,
+            name,
+            baseline,
+            clock=clock,
+            accept_command=asked.command(measure=baseline.settings.get("measure") is not False),
+            rival=rival,
+            progress=progress,
+        )
+    if json_wanted:
+        click.echo(encoded({**outcome_data(found), "load": load}, "outcome"))
+    else:
+        _put_outcome(found)
+    return found.code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was typed, as far as a baseline is about it."""
+
+    target: str
+    name: str
+    inputs: tuple[str, ...]
+    training: bool
+    no_time: bool
+    file: Path | None
+
+    @property
+    def what(self) -> str:
+        return target_words(self.target, self.inputs, self.training)
+
+    def command(self, measure: bool = True) -> str:
+        """What is to be typed to accept."""
+        parts = ["torchweld", "gate", "--baseline", self.name, self.target]
+        for given in self.inputs:
+            parts += ["--input", given]
+        parts += ["--training"] if self.training else []
+        parts += ["--no-time"] if self.no_time else []
+        parts += [] if measure else ["--no-measure"]
+        parts += ["--history", str(self.file)] if self.file is not None else []
+        return shlex.join([*parts, "--accept"])
+
+
+def _check_rival(
+    against: str | None, worktree: Path | None, accepting: bool, no_time: bool
+) -> None:
+    """Raises for options of which one would be left unheard."""
+    if against is not None and worktree is not None:
+        raise TorchweldError("--against and --against-worktree both name a rival; give one")
+    rival = "--against" if against is not None else "--against-worktree"
+    other = "--accept" if accepting else "--no-time" if no_time else ""
+    if other and (against is not None or worktree is not None):
+        raise TorchweldError(
+            f"{rival} names a rival to time against, which {other} does not do; leave one out"
+        )
+
+
+def _check_effort(effort: Effort, accepting: bool) -> None:
+    """The same, for options about how a baseline is made."""
+    given = {
+        "--quick": (effort.quick, "shortens the tuning of --accept"),
+        "--budget": (effort.budget_s is not None, "is for the tuning of --accept"),
+        "--no-measure": (not effort.measure, "leaves out the tuning of --accept"),
+        "--empty": (effort.empty, "says what --accept may write"),
+    }
+    for option, (is_given, words) in given.items():
+        if is_given and not accepting:
+            raise TorchweldError(f"{option} {words}; leave it out, or add that")
+    tuning = [option for option in ("--quick", "--budget", "--no-measure") if given[option][0]]
+    if len(tuning) > 1:
+        raise TorchweldError(f"{' and '.join(tuning)} each say how long to tune; give one")
+
+
+def _say_load(json_wanted: bool) -> str:
+    """What else runs on this machine, said before anything is timed."""
+    words = load_words()
+    if words and not json_wanted:
+        put([words], screen())
+    return words
+
+
+def _put_outcome(found: Outcome) -> None:
+    console = screen()
+    for line in outcome_lines(found):
+        if line == f"  {found.accept_command}":
+            click.echo(clean(line))  # to be pasted: one line, however wide
+        else:
+            put([line], console)
+
+
+def _accept(asked: Asked, clock: Clock | None, effort: Effort, json_wanted: bool) -> int:
+    # Opened first: a file that cannot be written is no reason to measure for a minute.
+    with History.open(asked.file, create=True) as history:
+        load = _say_load(json_wanted) if effort.measure or clock is not None else ""
+        with data_only(json_wanted), progress_shown() as progress:
+            subject = Subject.load(asked.target, asked.inputs, asked.training)
+            made = accept(subject, clock=clock, effort=effort, progress=progress)
+        settings: dict[str, Any] = {
+            "target": asked.target,
+            "input": list(asked.inputs),
+            "training": asked.training,
+            "quick": effort.quick,
+            "measure": effort.measure,
+        }
+        if effort.budget_s is not None:
+            settings["budget_s"] = effort.budget_s
+        if clock is not None:
+            settings |= {"seconds": clock.seconds, "tolerance": clock.tolerance}
+        save_baseline(history, asked.name, subject.what, made, settings)
+        lines = accepted_lines(asked.name, subject.what, made, str(history.path))
+        if json_wanted:
+            data = {**accepted_data(asked.name, subject.what, made), "load": load}
+            click.echo(encoded(data, "baseline"))
+        else:
+            put(lines, screen())
+    return 0
+
+
+def _load(asked: Asked) -> Baseline:
+    if not history_path(asked.file).exists():
+        raise TorchweldError(
+            f"there is no baseline {asked.name!r}, and no history at {history_path(asked.file)}; "
+            f"this makes both: {asked.command()}"
+        )
+    with History.open(asked.file) as history:
+        return load_baseline(history, asked.name, asked.what, asked.command())
+
+
+@contextmanager
+def _rival(
+    wanted: tuple[str, str | None, Path | None, Sequence[str], bool],
+    baseline: Baseline,
+    clock: Clock | None,
+) -> Iterator[Rival | None]:
+    target, against, worktree, inputs, training = wanted
+    if clock is None or (against is None and worktree is None):
+        yield None
+        return
+    from torchweld.gates.rivalry import Contender, rivalry  # processes, for who wants a rival
+
+    here = Contender(folder=Path.cwd(), target=target)
+    other = Contender(folder=(worktree or Path.cwd()).resolve(), target=against or target)
+    with rivalry(here, other, inputs, training, baseline.plan, clock) as rival:
+        yield rival

@@ -1,0 +1,1 @@
+"""Data and helpers that every room uses. They import nothing of torchweld but each other."""

@@ -1,0 +1,81 @@
+"""What public functions ask of their arguments, with one kind of message for what does not fit.
+
+Each says the function, the argument, what was given and what is allowed. Asked first, so that a
+mistake ends where it was made and leaves nothing changed.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchweld.core.errors import TorchweldError
+
+
+def shown(value: Any) -> str:
+    """A value in a message: itself, if that is short; else its kind."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (bool, numbers.Number, str, bytes)):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"a {type(value).__name__}"
+
+
+def misfit(who: str, name: str, value: Any, allowed: str) -> TorchweldError:
+    return TorchweldError(f"{who}: {name} is {shown(value)}; expected {allowed}")
+
+
+def check_model(who: str, value: Any, name: str = "model", *, scripted: bool = False) -> None:
+    """An nn.Module; one that was scripted or traced only where its Python code is not needed."""
+    if not isinstance(value, nn.Module):
+        raise misfit(who, name, value, "a torch.nn.Module, or one that torch.compile has wrapped")
+    if isinstance(getattr(value, "_orig_mod", value), torch.jit.ScriptModule) and not scripted:
+        raise TorchweldError(
+            f"{who}: {name} was made by torch.jit.script or torch.jit.trace, which leave no Python "
+            "code to look into; give the model that it was made of, and script the result"
+        )
+
+
+def check_kind(who: str, name: str, value: Any, kind: type, remedy: str) -> None:
+    if not isinstance(value, kind):
+        raise misfit(who, name, value, f"a {kind.__name__}: {remedy}")
+
+
+def check_flags(who: str, **given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise misfit(who, name, value, "True or False")
+
+
+def check_number(
+    who: str, name: str, value: Any, *, above: float, most: float | None = None
+) -> None:
+    """A finite number, no bool and no text."""
+    allowed = f"a number above {above:g}" + (f", at most {most:g}" if most is not None else "")
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or value <= above:
+        raise misfit(who, name, value, allowed)
+    if most is not None and value > most:
+        raise misfit(who, name, value, allowed)
+
+
+def check_whole(who: str, name: str, value: Any, *, least: int) -> None:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise misfit(who, name, value, f"a whole number of at least {least}")
+
+
+def check_progress(who: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise misfit(who, "progress", value, "a function of what is being done and how far it is")
+
+
+def check_path(who: str, value: Any) -> None:
+    """A path as open() takes it; a number would be a file that is open already."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise misfit(who, "path", value, "the path of a file, as text or a pathlib.Path")

@@ -1,0 +1,130 @@
+"""Modules and classes under the names they had in earlier releases.
+
+Programs import them, and pickles of welded models and plans name them. An import statement gets a
+DeprecationWarning that says the new name; a pickle that is loaded gets none.
+"""
+
+from __future__ import annotations
+
+import dis
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+# Earlier name -> name now, below `torchweld`. What docs named, what pickles hold, what tests of
+# users are likely to import. Deprecated since 0.2; to be removed in 0.4.
+MODULES = {
+    "activations": "core.activations",
+    "benching": "bench",
+    "benching.cases": "bench.cases",
+    "benching.results": "bench.bench_results",
+    "blocks": "core.blocks",
+    "counting": "profiles.dispatch_counts",
+    "decisions": "welds.decisions",
+    "diagnosis": "findings",
+    "diffing": "profiles.profile_diff",
+    "discovery": "welds.finding",
+    "discovery.finding": "welds.finding.find",
+    "discovery.found": "welds.found_blocks",
+    "discovery.rereading": "welds.finding.rereading",
+    "errors": "core.errors",
+    "expecting": "profiles.expecting.expectation",
+    "fingerprints": "machine.fingerprint",
+    "functional": "ops.functional",
+    "gating": "gates",
+    "hardware": "machine.hardware",
+    "inputs": "core.inputs",
+    "kernels": "ops.backends",
+    "kernels.base": "ops.backends.backend",
+    "known_speeds": "plans.known_speeds",
+    "load": "machine.load",
+    "measuring": "timing",
+    "measuring.comparison": "timing.comparison",
+    "modules": "ops.fused_mlp",
+    "not_measured": "core.not_measured",
+    "packing": "ops.packing",
+    "planning": "plans",
+    "planning.plan": "plans.plan",
+    "planning.planner": "plans.planner",
+    "profiler": "profiles",
+    "profiler.account": "profiles.accounting.account",
+    "profiler.profile": "profiles.profile",
+    "profiler.splits": "profiles.accounting.splits",
+    "records": "core.records",
+    "speeds": "core.speeds",
+    "swap": "welds.swapping.swap",
+    "targets": "models.targets",
+    "verification": "numerics.rule",
+    "verifying": "numerics.model_check",
+    "welded": "welds.swapping.welded_class",
+    "welding": "welds.swapping",
+    "welding.joint": "welds.swapping.joint",
+    "welding.structure": "welds.guarding.welded_structure",
+    "welding.telling": "welds.swapping.original_code",
+}
+
+# Classes of these modules that have another name now.
+CLASSES = {
+    "kernels": {"Block": "Form", "Choice": "Selection", "Refusal": "BackendRefusal"},
+    "kernels.base": {"Block": "Form"},
+    "benching.cases": {"Linear": "LinearShape", "Mlp": "MlpShape"},
+    "benching.results": {"Check": "OutputCheck"},
+    "profiler.profile": {"Check": "TimeCheck"},
+    "targets": {"Loaded": "LoadedTarget"},
+    "verifying": {"Compared": "TensorCheck", "Truth": "ModelTruth"},
+    "welding.structure": {"Part": "WeldedPart"},
+}
+
+
+class _EarlierModule(types.ModuleType):
+    """A module under its earlier name: whatever is asked of it, the one of today answers."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # with today's __path__, files would be imported a second time
+            raise AttributeError(name)
+        earlier = self.__name__.removeprefix("torchweld.")
+        today = importlib.import_module(f"torchweld.{MODULES[earlier]}")
+        return getattr(today, CLASSES.get(earlier, {}).get(name, name))
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Serves the modules of `MODULES` where nothing else does."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        package, _, earlier = fullname.partition(".")
+        if package != "torchweld" or earlier not in MODULES:
+            return None
+        is_package = any(other.startswith(f"{earlier}.") for other in MODULES)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _EarlierModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if _by_import_statement():
+            today = MODULES[module.__name__.removeprefix("torchweld.")]
+            warnings.warn(
+                f"{module.__name__} is torchweld.{today} now; the earlier name will go in 0.4",
+                DeprecationWarning,
+                stacklevel=2,  # frames of importlib do not count
+            )
+
+
+def _by_import_statement() -> bool:
+    """Whether an import statement led here, and not a pickle that names the module."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_NAME"
+
+
+def install() -> None:
+    """Called once, when torchweld is imported."""
+    sys.meta_path.append(_Finder())

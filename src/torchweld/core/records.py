@@ -1,0 +1,384 @@
+"""Dataclasses to JSON and back, checked on the way in.
+
+`to_plain(record)` gives dicts, lists, numbers and strings; `from_plain(kind, data)` gives the
+record back, or a `RecordError` that says where the data do not fit. Nothing in a file is executed:
+a field is read because the type declares it, and what is not declared is refused. Fields that have
+their default value are left out, so files stay small and old files load.
+
+What may stand in a field is declared beside its type, `Annotated[int, Bounds(0, 9)]`; the usual
+kinds have names below. Without more said, a number is finite and of a size that arithmetic can
+take, and texts and lists are of a length that memory can. What concerns several fields is said by
+the dataclass itself: `problems()` gives what is wrong with it, in words. A field of `float |
+NotMeasured` holds either; in JSON the latter is `{"not_measured": reason}`.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.texts import clean
+
+T = TypeVar("T")
+_Reader = Callable[[Any], Any]
+
+# Products of a few of these still are finite, and fit where C++ takes them.
+MOST_INT = 2**63 - 1
+MOST_FLOAT = 1e60
+MOST_TEXT = 1 << 20
+MOST_ITEMS = 1 << 24
+# Of a message, which may quote the file.
+MOST_SAID = 500
+# In data that no type describes.
+MOST_DEPTH = 50
+
+# The one key of a `NotMeasured` in JSON.
+UNMEASURED = "not_measured"
+_ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class RecordError(TorchweldError):
+    """Data do not fit the declared type; the message says where and what was expected."""
+
+
+# ---- what a field may hold ----
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A number from `least` to `most`. `odd`: NaN and the infinities too, as texts in JSON."""
+
+    least: float = -MOST_FLOAT
+    most: float = MOST_FLOAT
+    odd: bool = False
+
+    def holds(self, value: float) -> bool:
+        if self.least <= value <= self.most:
+            return True
+        odd = self.odd and (value != value or value in (math.inf, -math.inf))
+        return odd and (self.least < 0 or value != -math.inf)
+
+    def __str__(self) -> str:
+        if self.most >= MOST_INT:
+            return "a number" if self.least < -1 else f"at least {self.least:g}"
+        return f"{self.least:g} to {self.most:g}"
+
+
+@dataclass(frozen=True)
+class Length:
+    """So many characters or items."""
+
+    least: int = 0
+    most: int = MOST_ITEMS
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most:,}" if self.least else f"at most {self.most:,}"
+
+
+Count = Annotated[int, Bounds(0, MOST_INT)]
+Positive = Annotated[int, Bounds(1, MOST_INT)]
+Index = Annotated[int, Bounds(-1, MOST_INT)]  # -1 for none
+Amount = Annotated[float, Bounds(0)]
+Measured = Annotated[float, Bounds(odd=True)]  # where nothing was measured, NaN or an infinity
+Ratio = Annotated[float, Bounds(1 / MOST_FLOAT, odd=True)]  # the same, of times: above 0
+Word = Annotated[str, Length(most=1 << 12)]
+
+
+# ---- out ----
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists; what JSON can hold. NaN and infinities are texts."""
+    if isinstance(value, NotMeasured):
+        return {UNMEASURED: value.reason}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            name: to_plain(item)
+            for name, default in _defaults(type(value))
+            if (item := getattr(value, name)) != default or type(item) is not type(default)
+        }
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((f.name, _default(f)) for f in fields(kind))
+
+
+def _default(f: Field[Any]) -> Any:
+    if f.default is not MISSING:
+        return f.default
+    return f.default_factory() if f.default_factory is not MISSING else MISSING
+
+
+# ---- in ----
+
+
+class _MisfitError(Exception):
+    """What is wrong, and the way there, from the inside out."""
+
+    def __init__(self, says: str, *path: str) -> None:
+        super().__init__(says)
+        self.says, self.path = says, list(path)
+
+
+def from_plain(kind: type[T], data: Any, where: str = "") -> T:
+    """The record that `data` describes."""
+    try:
+        found: T = cast(Callable[[Any], _Reader], _reader)(kind)(data)
+        return found
+    except _MisfitError as misfit:
+        place, says = "".join(reversed(misfit.path)), misfit.says
+        says = says if len(says) <= MOST_SAID else f"{says[: MOST_SAID - 1]}…"
+        raise RecordError(f"{where or kind.__name__}{place} {says}") from None
+
+
+@cache
+def _reader(kind: Any) -> _Reader:
+    """What reads data of this kind, or raises _MisfitError."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return _read_anything
+    if kind is float:
+        return _number_reader(float, Bounds())
+    if kind is int:
+        return _number_reader(int, Bounds(-MOST_INT, MOST_INT))
+    if kind is str:
+        return _text_reader(Length(most=MOST_TEXT))
+    if kind in (bool, None, types.NoneType):
+        return _plain_reader(bool if kind is bool else types.NoneType)
+    if origin is Annotated:
+        return _annotated_reader(arguments[0], arguments[1])
+    if origin is Literal:
+        return _literal_reader(arguments)
+    if origin in (Union, types.UnionType):
+        return _union_reader(arguments)
+    if origin is tuple:
+        return _tuple_reader(arguments, Length())
+    if origin is dict:
+        return _dict_reader(arguments[1])
+    if is_dataclass(kind):
+        return _record_reader(kind)
+    raise AssertionError(f"{kind} is not a type that records are made of")
+
+
+def _annotated_reader(kind: Any, allowed: Any) -> _Reader:
+    if isinstance(allowed, Bounds):
+        return _number_reader(kind, allowed)
+    assert isinstance(allowed, Length), allowed
+    return _text_reader(allowed) if kind is str else _tuple_reader(get_args(kind), allowed)
+
+
+def _number_reader(kind: Any, allowed: Bounds) -> _Reader:
+    def read(data: Any) -> Any:
+        # JSON has one kind of number; True is none.
+        if kind is float and type(data) is int and abs(data) <= MOST_INT:
+            data = float(data)
+        # What Python reads as infinite was not written by us: JSON has no such number, nor 1e999.
+        infinite = type(data) is float and not math.isfinite(data)
+        if type(data) is str and allowed.odd:
+            data = _ODD_FLOATS.get(data, data)
+        if infinite or type(data) is not kind:
+            raise _misfit(kind, data)
+        if not allowed.holds(data):
+            raise _MisfitError(f"is {short(data)}; expected is {allowed}")
+        return data
+
+    return read
+
+
+def _text_reader(allowed: Length) -> _Reader:
+    def read(data: Any) -> Any:
+        if type(data) is not str:
+            raise _misfit(str, data)
+        if not allowed.least <= len(data) <= allowed.most:
+            raise _MisfitError(f"is a text of {len(data):,} characters; allowed are {allowed}")
+        return data
+
+    return read
+
+
+def _plain_reader(kind: type) -> _Reader:
+    def read(data: Any) -> Any:
+        if type(data) is not kind:
+            raise _misfit(kind, data)
+        return data
+
+    return read
+
+
+def _literal_reader(allowed: tuple[Any, ...]) -> _Reader:
+    def read(data: Any) -> Any:
+        for one in allowed:
+            if type(data) is type(one) and data == one:
+                return one
+        raise _MisfitError(f"is {short(data)}; it must be one of {', '.join(map(repr, allowed))}")
+
+    return read
+
+
+def _union_reader(arguments: tuple[Any, ...]) -> _Reader:
+    """Of one kind, or None, or NotMeasured; whichever of these the union has."""
+    (kind,) = (one for one in arguments if one not in (types.NoneType, NotMeasured))
+    inner, reason = _reader(kind), _reader(str)
+    optional, unmeasured = types.NoneType in arguments, NotMeasured in arguments
+
+    def read(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        if unmeasured and isinstance(data, dict) and data.keys() == {UNMEASURED}:
+            try:
+                return NotMeasured(reason(data[UNMEASURED]))
+            except _MisfitError as misfit:
+                misfit.path.append(f".{UNMEASURED}")
+                raise
+        return inner(data)
+
+    return read
+
+
+def _tuple_reader(arguments: tuple[Any, ...], allowed: Length) -> _Reader:
+    repeated = len(arguments) == 2 and arguments[1] is Ellipsis
+    readers = [_reader(argument) for argument in arguments[: 1 if repeated else None]]
+
+    def read(data: Any) -> tuple[Any, ...]:
+        if not isinstance(data, list):
+            raise _misfit(list, data)
+        if not repeated and len(data) != len(readers):
+            raise _MisfitError(f"has {len(data)} items; it must have {len(readers)}")
+        if not allowed.least <= len(data) <= allowed.most:
+            raise _MisfitError(f"has {len(data):,} items; allowed are {allowed}")
+        found: list[Any] = []
+        try:
+            if repeated:
+                (inner,) = readers
+                for item in data:
+                    found.append(inner(item))  # noqa: PERF401 (its length says which one failed)
+            else:
+                for one, item in zip(readers, data, strict=True):
+                    found.append(one(item))
+        except _MisfitError as misfit:
+            misfit.path.append(f"[{len(found)}]")
+            raise
+        return tuple(found)
+
+    return read
+
+
+def _dict_reader(kind: Any) -> _Reader:
+    inner = _reader(kind)
+
+    def read(data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise _misfit(dict, data)
+        found = {}
+        try:
+            for key, item in data.items():
+                found[key] = inner(item)
+        except _MisfitError as misfit:
+            misfit.path.append(f"[{_name(key)}]")
+            raise
+        return found
+
+    return read
+
+
+def _record_reader(kind: Any) -> _Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    # Made when first needed, for a record may hold records of its own kind.
+    readers: dict[str, _Reader] = {}
+    needed = [name for name, default in _defaults(kind) if default is MISSING]
+    names = {name for name, _ in _defaults(kind)}
+    problems: Callable[[Any], Iterator[str]] | None = getattr(kind, "problems", None)
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _misfit(kind, data)
+        given = {}
+        for name, item in data.items():
+            if name not in readers:
+                if name not in names:
+                    raise _MisfitError(
+                        f"has a field {short(name)}, which {kind.__name__} does not know"
+                    )
+                readers[name] = _reader(hints[name])
+            try:
+                given[name] = readers[name](item)
+            except _MisfitError as misfit:
+                misfit.path.append(f".{name}")
+                raise
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise _MisfitError(f"lacks {', '.join(missing)}, which {kind.__name__} needs")
+        try:
+            record = kind(**given)
+        except TorchweldError as error:  # it checks itself
+            raise _MisfitError(f"cannot be: {error}") from None
+        for problem in problems(record) if problems is not None else ():
+            raise _MisfitError(problem)
+        return record
+
+    return read
+
+
+def _read_anything(data: Any) -> Any:
+    """What no type describes: of JSON's kinds, and not too deep to be walked through."""
+    level = [data]
+    for _ in range(MOST_DEPTH):
+        if not level:
+            return data
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, float) and not math.isfinite(item):
+                raise _MisfitError(f"holds {item}, which JSON does not have")
+            elif type(item) is int and abs(item) > MOST_INT:
+                raise _MisfitError("holds a number that is too large")
+        level = below
+    if level:
+        raise _MisfitError(f"is nested deeper than {MOST_DEPTH} levels")
+    return data
+
+
+def _misfit(kind: Any, data: Any) -> _MisfitError:
+    name = {list: "a list", dict: "an object", types.NoneType: "null"}.get(kind, "")
+    return _MisfitError(f"is {short(data)}; {name or kind.__name__} was expected")
+
+
+def short(data: Any) -> str:
+    """Some of it; a huge number or a deep list is not written out."""
+    if isinstance(data, (list, dict)) and data:
+        return f"{'a list' if isinstance(data, list) else 'an object'} of {len(data):,}"
+    if type(data) is int and abs(data) > MOST_INT:
+        return f"a whole number of {data.bit_length():,} bits"
+    text = repr(data[:60] if isinstance(data, str) else data)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _name(key: str) -> str:
+    return clean(key if len(key) <= 60 else key[:57] + "...")

@@ -1,1 +1,0 @@
-"""Finds what can be welded: recorded calls, traced graphs, normal form, blocks."""

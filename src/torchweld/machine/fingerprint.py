@@ -1,0 +1,95 @@
+"""Where something was measured: the machine and its set-up, in words and as a key.
+
+Times are comparable where `key` is the same; the words say what differs where it is not.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, field, fields
+
+from torchweld.core.records import Count, Word
+from torchweld.machine import hardware
+
+# Packages whose version changes what a run is about, where they are installed.
+PACKAGES = ("onnxruntime", "openvino", "transformers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """Where a run was measured, or a plan made. Times are comparable where `key` is the same."""
+
+    key: Word  # of torchweld.machine.hardware: CPU, instruction set, torch, threads, kernels
+    cpu: Word
+    isa: Word | None
+    torch: Word
+    threads: Count
+    torchweld: Word
+    kernels: Word | None  # hash of the sources the compiled part was built from
+    versions: dict[str, Word] = field(default_factory=dict)
+    commit: Word | None = None  # checked out in the current folder
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        """What is not the same in words, the commit left out: that one is meant to differ."""
+        found = []
+        for one in fields(self):
+            a, b = getattr(self, one.name), getattr(other, one.name)
+            if one.name in ("key", "commit", "versions") or a == b:
+                continue
+            found.append(f"{one.name} {_shown(a)} against {_shown(b)}")
+        for name in sorted(self.versions.keys() | other.versions.keys()):
+            a, b = self.versions.get(name), other.versions.get(name)
+            if a != b:
+                found.append(f"{name} {_shown(a)} against {_shown(b)}")
+        return found
+
+    def since(self, here: Fingerprint) -> list[str]:
+        """What changed from there to here, of what the key is made of; a sentence for each."""
+        found = []
+        if self.cpu != here.cpu:
+            found.append(f"made on {self.cpu}, this is {here.cpu}")
+        if self.isa != here.isa:
+            found.append(f"made for {self.isa or NO_KERNELS}, {here.isa or NO_KERNELS} here")
+        if self.torch != here.torch:
+            found.append(f"made for torch {self.torch}, this is {here.torch}")
+        if self.threads != here.threads:
+            word = "thread" if self.threads == 1 else "threads"
+            found.append(f"made with {self.threads} {word}, {here.threads} here")
+        # Without compiled kernels there is no instruction set either, and that was said.
+        if self.kernels != here.kernels and self.kernels and here.kernels:
+            same = self.torchweld == here.torchweld
+            why = "was rebuilt" if same else f"{self.torchweld}, this is {here.torchweld}"
+            found.append(f"made with other kernels (torchweld {why})")
+        return found
+
+
+NO_KERNELS = "no compiled kernels"
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def taken_here(commit: str | None = None) -> Fingerprint:
+    """The fingerprint of this process, now."""
+    here, build = hardware.hardware(), hardware.build_info()
+    usable = build is not None and hardware.build_problem() is None
+    found = {name: version_of(name) for name in PACKAGES}
+    return Fingerprint(
+        key=hardware.fingerprint(),
+        cpu=here.cpu_model,
+        isa=hardware.isa_in_use(),
+        torch=here.torch_version,
+        threads=here.threads,
+        torchweld=version_of("torchweld") or "unknown",
+        kernels=build.source_hash if build is not None and usable else None,
+        versions={name: version for name, version in found.items() if version is not None},
+        commit=commit,
+    )
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

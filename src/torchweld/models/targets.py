@@ -1,0 +1,398 @@
+"""TARGET and `--input` as typed on the command line -> a model and what to run it on.
+
+A TARGET is `package.module:factory`, `path/to/file.py:factory`, the name of a built-in model, or
+`hf:<model type>`. A factory is called without arguments and returns a model, or `(model, inputs)`;
+a model by itself is fine too. `resolve` is the way in; docs/targets.md is the user's side of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchweld.core.errors import TorchweldError
+from torchweld.core.inputs import Inputs, Workload, as_workloads, first_line
+from torchweld.core.names import known
+from torchweld.models import DEMO, MODELS
+
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
+OTHER_FORMS = "package.module:factory, path/to/file.py:factory or hf:<model type>"
+FORMS = f"{OTHER_FORMS}, or a built-in model: {', '.join(MODELS)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A model and what it is run on; `notes` say what was chosen for the user."""
+
+    name: str
+    model: nn.Module
+    workloads: tuple[Workload, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedTarget:
+    model: nn.Module
+    inputs: Any = None
+    notes: tuple[str, ...] = ()
+
+
+def resolve(
+    target: str | None = None,
+    inputs: Sequence[str] = (),
+    *,
+    training: bool = False,
+    seed: int = 0,
+) -> Target:
+    """The model that `target` names (the demo if None), in eval or train mode, and its workloads.
+
+    All of `inputs` ("8x768", "input_ids=1x128:int64") are the arguments of one call, and take the
+    place of inputs that the target brings.
+    """
+    name = DEMO if target is None else target
+    loaded = load(name, seed)
+    notes = list(loaded.notes)
+    if inputs:
+        given, input_notes = parse_inputs(inputs, loaded.model, seed)
+        workloads = as_workloads(given)
+        notes += input_notes
+    elif loaded.inputs is None:
+        raise TorchweldError(
+            f"nothing to run {name!r} on; its forward takes {_arguments(loaded.model)}: give them "
+            "as in --input 8x768 or --input input_ids=1x128:int64, or let a factory return "
+            "(model, inputs)"
+        )
+    else:
+        workloads = as_workloads(loaded.inputs)
+    return Target(
+        name=name,
+        model=loaded.model.train(training),
+        workloads=tuple(workloads),
+        notes=tuple(notes),
+    )
+
+
+def load(target: str, seed: int = 0) -> LoadedTarget:
+    """What `target` names, before `--input` has a say."""
+    if target.startswith("hf:"):
+        from torchweld.models import hf
+
+        built = hf.build(target.removeprefix("hf:"), seed)
+        return LoadedTarget(model=built.model, inputs=built.inputs, notes=built.notes)
+    where, colon, attribute = target.partition(":")
+    if colon and not (where and attribute):
+        raise TorchweldError(f"target {target!r} is not complete; give {FORMS}")
+    if where.endswith(".py"):
+        return _from_file(Path(where).expanduser(), attribute, target)
+    if target not in MODELS and Path(where).is_dir():
+        raise TorchweldError(
+            f"target {target!r} is a folder; give {where.rstrip('/')}/<file>.py:factory, or "
+            f"hf:{where} if it was saved by transformers"
+        )
+    if colon or "." in where:
+        return _from_module(where, attribute, target)
+    try:
+        builtin = MODELS[known(target, MODELS, "built-in model")]
+    except TorchweldError as error:
+        raise TorchweldError(f"{error}; a target may also be {OTHER_FORMS}") from None
+    model, inputs = builtin.build(seed)
+    return LoadedTarget(model=model, inputs=inputs)
+
+
+def _arguments(model: nn.Module) -> str:
+    names = [str(p).partition(":")[0] for p in inspect.signature(model.forward).parameters.values()]
+    return ", ".join([*names[:6], *(["…"] if len(names) > 6 else [])]) or "no arguments"
+
+
+# ---- importing ----
+
+
+@contextmanager
+def importable(folder: str) -> Iterator[None]:
+    """Inside, modules in `folder` come first; afterwards only what the user's code added stays."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        # The user's code may have put entries of its own before ours.
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _from_module(name: str, attribute: str, target: str) -> LoadedTarget:
+    with importable(os.getcwd()):
+        with _explained(f"target {target!r} does not import", f'python -c "import {name}"'):
+            module = importlib.import_module(name)
+        return _loaded(module, attribute, target)
+
+
+def _from_file(path: Path, attribute: str, target: str) -> LoadedTarget:
+    if not path.is_file():
+        raise TorchweldError(f"target {target!r}: there is no file {str(path)!r}; give {FORMS}")
+    path = path.resolve()
+    root, name = _dotted_name(path)
+    with importable(str(root)):
+        with _explained(f"target {target!r} does not import", f"python {path}"):
+            module = _import_file(path, name)
+        return _loaded(module, attribute, target)
+
+
+def _dotted_name(path: Path) -> tuple[Path, str]:
+    """The folder to import from, and the name; with packages, so that `from . import x` works."""
+    parts = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if path.name == "__init__.py" and len(parts) > 1:
+        parts.pop()
+    return folder, ".".join(parts)
+
+
+def _import_file(path: Path, name: str) -> ModuleType:
+    """The file as a module. It is registered under its own name unless something else has that."""
+    if "." in name:
+        module = importlib.import_module(name)
+        if _same_file(module, path):
+            return module
+        raise ImportError(f"{name} is another module here: {getattr(module, '__file__', None)}")
+    number = 1
+    chosen = name
+    while chosen in sys.modules:
+        if _same_file(sys.modules[chosen], path):
+            return sys.modules[chosen]
+        number += 1
+        chosen = f"{name}_{number}"
+    spec = importlib.util.spec_from_file_location(chosen, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[chosen] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(chosen, None)
+        raise
+    return module
+
+
+def _same_file(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path
+
+
+@contextmanager
+def _explained(what: str, command: str) -> Iterator[None]:
+    """What the user's code raises, as one line that says where; scripts that exit, too."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise TorchweldError(
+            f"{what}: {first_line(error)}{_place(error)}; to see all of it, run: {command}"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised: the last place outside of installed libraries and of this file."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({Path(error.filename).name}, line {error.lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        ours = frame.filename == __file__ or frame.filename.startswith("<")
+        if not ours and "site-packages" not in path.parts and not path.is_relative_to(STDLIB):
+            return f" ({path.name}, line {frame.lineno})"
+    return ""
+
+
+# ---- from a module to a model ----
+
+
+def candidates(module: ModuleType) -> list[str]:
+    """What in a module could be meant by it: models, and what makes one without being told more."""
+    found = []
+    for name, value in vars(module).items():
+        if name.startswith("_") or name == "main":
+            continue
+        if isinstance(value, nn.Module):
+            found.append(name)
+            continue
+        own = getattr(value, "__module__", None) == module.__name__
+        makes = inspect.isfunction(value) or (
+            isinstance(value, type) and issubclass(value, nn.Module)
+        )
+        if own and makes and not _required(value):
+            found.append(name)
+    return found
+
+
+def _required(factory: Callable[..., Any]) -> list[str]:
+    """The arguments that have to be given."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (ValueError, TypeError):  # a callable that does not tell
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
+def _loaded(module: ModuleType, attribute: str, target: str) -> LoadedTarget:
+    if not attribute:
+        names = candidates(module)
+        if len(names) != 1:
+            what = f"has several candidates: {', '.join(names)}"
+            if not names:
+                what = "has no model, and nothing that makes one without arguments"
+            example = names[0] if names else "factory"
+            raise TorchweldError(f"target {target!r} {what}; say which, as in {target}:{example}")
+        attribute = names[0]
+    try:
+        value = reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        listed = candidates(module)
+        hint = f"there are: {', '.join(listed)}" if listed else "nothing in it makes a model"
+        raise TorchweldError(
+            f"target {target!r}: {module.__name__} has no {attribute!r}; {hint}"
+        ) from None
+    if isinstance(value, nn.Module):
+        return LoadedTarget(model=value)
+    if callable(value):
+        if missing := _required(value):
+            raise TorchweldError(
+                f"target {target!r}: {attribute} needs the arguments {', '.join(missing)}; a "
+                f"factory is called without any: def make(): return {attribute}(...)"
+            )
+        command = f'python -c "from {module.__name__} import {attribute.split(".")[0]} as f; f()"'
+        with _explained(f"target {target!r}: {attribute}() failed", command):
+            value = value()
+    return _as_loaded(value, attribute, target)
+
+
+def _as_loaded(value: Any, attribute: str, target: str) -> LoadedTarget:
+    if isinstance(value, nn.Module):
+        return LoadedTarget(model=value)
+    if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], nn.Module):
+        return LoadedTarget(model=value[0], inputs=value[1])
+    raise TorchweldError(
+        f"target {target!r}: {attribute} gave {_kind(value)}; a factory returns an nn.Module, or "
+        "(model, inputs)"
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {[type(item).__name__ for item in value]}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+# ---- --input ----
+
+DTYPES = {
+    **{name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")},
+    **{name: getattr(torch, name) for name in ("int64", "int32", "int16", "int8", "uint8", "bool")},
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+INPUT = re.compile(r"(?:(\w+)=)?(\d+(?:x\d+)*)(?::(\w+))?(?::(\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputText:
+    """One `--input`: `[name=]1x128[:dtype[:below]]`."""
+
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    below: int | None
+
+
+def parse_input(text: str) -> InputText:
+    match = INPUT.fullmatch(text.strip())
+    if match is None:
+        raise TorchweldError(
+            f"--input {text!r} is not [name=]SHAPE[:dtype[:below]]; as in 8x768, 8x768:bf16, "
+            "input_ids=1x128:int64 or input_ids=1x128:int64:50257"
+        )
+    name, shape, dtype, below = match.groups()
+    kind = DTYPES[known(dtype or "float32", DTYPES, f"dtype in --input {text!r}:")]
+    if below is not None and (kind.is_floating_point or kind == torch.bool or int(below) < 1):
+        raise TorchweldError(
+            f"--input {text!r}: the number after the dtype is the end of the range that whole "
+            "numbers are drawn from; it goes with an integer dtype and is at least 1"
+        )
+    return InputText(
+        name=name,
+        shape=tuple(int(size) for size in shape.split("x")),
+        dtype=kind,
+        below=None if below is None else int(below),
+    )
+
+
+def parse_inputs(texts: Sequence[str], model: nn.Module, seed: int) -> tuple[Inputs, list[str]]:
+    """The arguments of one call, on the model's device, and notes on how they were drawn."""
+    generator = torch.Generator().manual_seed(seed)
+    parameter = next(iter(model.parameters()), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    args: list[torch.Tensor] = []
+    kwargs: dict[str, torch.Tensor] = {}
+    notes: list[str] = []
+    for text in texts:
+        given = parse_input(text)
+        tensor, note = _draw(given, model, generator)
+        if note and note not in notes:
+            notes.append(note)
+        if given.name is None:
+            args.append(tensor.to(device))
+        elif given.name in kwargs:
+            raise TorchweldError(f"--input gives {given.name!r} twice; one call takes it once")
+        else:
+            kwargs[given.name] = tensor.to(device)
+    return Inputs(*args, **kwargs), notes
+
+
+def _draw(
+    given: InputText, model: nn.Module, generator: torch.Generator
+) -> tuple[torch.Tensor, str | None]:
+    """Floats from the normal distribution, whole numbers that the model's tables have, masks of
+    ones."""
+    if given.dtype.is_floating_point:
+        return torch.randn(given.shape, generator=generator).to(given.dtype), None
+    if given.dtype == torch.bool or (given.name or "").endswith("mask"):
+        return torch.ones(given.shape, dtype=given.dtype), None
+    below, note = given.below, None
+    if below is None:
+        below, reason = smallest_table(model)
+        note = f"whole numbers of --input are drawn from 0 to {below - 1}: {reason}"
+    below = min(below, torch.iinfo(given.dtype).max + 1)
+    drawn = torch.randint(below, given.shape, generator=generator)
+    return drawn.to(given.dtype), note
+
+
+def smallest_table(model: nn.Module) -> tuple[int, str]:
+    """How many rows the smallest embedding has: indices below that are safe for all of them."""
+    rows = {
+        name: module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    }
+    if not rows:
+        return 2, "the model has no embedding to take a range from; give one as in 1x128:int64:1000"
+    name = min(rows, key=rows.__getitem__)
+    return rows[name], f"the smallest embedding, {name or 'the model'}, has as many rows"

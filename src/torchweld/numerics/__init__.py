@@ -1,0 +1,1 @@
+"""Whether numbers are right: the rule for blocks, the check of whole models."""

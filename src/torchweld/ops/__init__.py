@@ -1,0 +1,87 @@
+"""`torch.ops.torchweld`: the compiled ops, or the same schemas registered from Python.
+
+Importing this module makes the ops exist. `compiled` is the extension, or None; `problem` says in
+one sentence why there is none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweld.core.blocks import parse_spec
+from torchweld.core.errors import BuildError
+from torchweld.machine import hardware
+from torchweld.ops import flops
+
+_registered: list[torch.library.Library] = []  # alive as long as the process
+
+
+def _load() -> tuple[Any, str | None]:
+    problem = hardware.build_problem()
+    if problem is None:
+        module = importlib.import_module("torchweld._C")
+        _register_fakes()
+        return module, None
+    if hardware.build_info() is not None:  # built once, but not for this torch
+        warnings.warn(f"torchweld runs without its kernels: {problem}", stacklevel=3)
+    _register_from_python()
+    return None, problem
+
+
+def _register_fakes() -> None:
+    """What stands for the packed ops where only shapes are known.
+
+    How many features come out is written in the packed tensor, so it is a size that nobody knows
+    before the call, as with `nonzero`. The other ops have their shapes in C++.
+    """
+
+    def like(x: Tensor) -> Tensor:
+        if x.dim() == 0:
+            raise ValueError("torchweld: x is a scalar; expected at least one dimension")
+        features = torch.library.get_ctx().new_dynamic_size(min=1)
+        return x.new_empty((*x.shape[:-1], features))
+
+    def chain_packed(x: Tensor, packed: Tensor, spec: str) -> Tensor:
+        parse_spec(spec)
+        return like(x)
+
+    def group_packed(x: Tensor, packed: Tensor, spec: str) -> list[Tensor]:
+        return [like(x) for _ in parse_spec(spec)]
+
+    torch.library.register_fake("torchweld::chain_packed", chain_packed)
+    torch.library.register_fake("torchweld::group_packed", group_packed)
+
+
+def _register_from_python() -> None:
+    from torchweld.ops.backends import reference_backend
+
+    def chain(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+        return reference_backend.chain(x, params, parse_spec(spec))
+
+    def group(x: Tensor, params: list[Tensor], spec: str) -> list[Tensor]:
+        return reference_backend.group(x, params, parse_spec(spec))
+
+    def chain_kept(x: Tensor, params: list[Tensor], spec: str, kept: Tensor) -> Tensor:
+        return chain(x, params, spec)
+
+    def needs_kernels(*_: object) -> Tensor:
+        raise BuildError(f"packed weights need torchweld's kernels: {hardware.build_problem()}")
+
+    library = torch.library.Library("torchweld", "DEF")  # type: ignore[no-untyped-call]
+    lines = (hardware.PACKAGE / "schemas.inc").read_text().splitlines()
+    for schema in lines[1:-1]:  # the first and last are C++'s quotes
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        name = schema.partition("(")[0]
+        known = {"chain": chain, "group": group, "chain_kept": chain_kept}
+        body = known.get(name, needs_kernels)
+        library.impl(name, body, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    _registered.append(library)
+
+
+compiled, problem = _load()
+flops.register()

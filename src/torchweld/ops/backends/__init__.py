@@ -1,0 +1,97 @@
+"""Backends: one block, several implementations, and the choice among them.
+
+`BACKENDS` is all there is, in the order of preference. `select` asks each for its reasons, then
+decides once: for the one asked for by name, or an UnsupportedError with every reason; else for the
+first that can, with the reasons of those passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torchweld.core.errors import BlockError, UnsupportedError
+from torchweld.core.names import known
+from torchweld.ops.backends import compile_backend, cpu_backend, reference_backend, torch_backend
+from torchweld.ops.backends.backend import Backend, Form, Runner, refusal_lines
+
+BACKENDS: tuple[Backend, ...] = (
+    cpu_backend.BACKEND,
+    torch_backend.BACKEND,
+    reference_backend.BACKEND,
+    compile_backend.BACKEND,
+)
+
+__all__ = ["BACKENDS", "Backend", "BackendRefusal", "Form", "Runner", "Selection", "select"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendRefusal:
+    """A backend that cannot serve, and all its reasons."""
+
+    backend: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {'; '.join(self.reasons)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The backend to use, and those before it that could not be."""
+
+    backend: Backend
+    passed_over: tuple[BackendRefusal, ...]
+
+
+def select(
+    block: Form,
+    shapes: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    name: str | None = None,
+    mode: str | None = None,
+    backends: Sequence[Backend] = BACKENDS,
+) -> Selection:
+    """The backend for `block` on x of these shapes.
+
+    `mode` goes with `name`: modes are a backend's own.
+    """
+    if mode is not None and name is None:
+        raise UnsupportedError(
+            f"mode {mode!r} was asked for without a backend; name the backend it belongs to: "
+            + ", ".join(f"{b.name} ({', '.join(b.modes)})" for b in backends)
+        )
+    for shape in shapes:
+        if not shape or shape[-1] != block.K:
+            raise BlockError(
+                f"x has shape {list(shape)}; expected {block.K} features in its last dimension"
+            )
+    if name is not None:
+        known(name, [b.name for b in backends], "backend")
+    found = {}
+    for backend in backends:
+        wanted = mode if backend.name == name else None
+        found[backend.name] = tuple(
+            backend.unsupported_reasons(block, shapes, dtype, device, wanted)
+        )
+    refusals = {
+        n: BackendRefusal(backend=n, reasons=reasons) for n, reasons in found.items() if reasons
+    }
+    usable = [b for b in backends if b.name not in refusals]
+    if name is not None:
+        if name in refusals:
+            others = ", ".join(b.name for b in usable)
+            remedy = f"these can: {others}" if others else "no other backend can either"
+            lines = refusal_lines(name, mode, block, refusals[name].reasons)
+            raise UnsupportedError(*lines, remedy)
+        return Selection(backend=next(b for b in usable if b.name == name), passed_over=())
+    if not usable:
+        listed = [f"  {refusal}" for refusal in refusals.values()]
+        raise UnsupportedError(f"no backend can run {block}:", *listed)
+    order = [b.name for b in backends]
+    before = order[: order.index(usable[0].name)]
+    return Selection(backend=usable[0], passed_over=tuple(refusals[n] for n in before))

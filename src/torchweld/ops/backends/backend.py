@@ -1,0 +1,186 @@
+"""What a backend is, and what it is asked about: a `Form`, a chain or group without its tensors.
+
+A backend says why it cannot serve (`unavailable`, `unsupported_reasons`) and builds a `Runner`: a
+block bound to its tensors, x `[..., K]` in, `[..., N]` out (one for each member of a group).
+M rows, K in, N out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from torchweld.core.blocks import LayerForm, format_spec, split_tensors
+from torchweld.core.errors import BlockError, UnsupportedError
+from torchweld.core.names import known
+
+Kind = Literal["chain", "group"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What is to be computed. `sizes` has (K, N) of each layer, N being that after a gate."""
+
+    kind: Kind
+    forms: tuple[LayerForm, ...]
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def K(self) -> int:  # noqa: N802
+        return self.sizes[0][0]
+
+    @property
+    def spec(self) -> str:
+        """As the ops of `torch.ops.torchweld` take it."""
+        return format_spec(self.forms)
+
+    def __str__(self) -> str:
+        widths = [str(N) for _, N in self.sizes]
+        joint = "→" if self.kind == "chain" else ", "
+        return f"{self.kind} {self.K}→{joint.join(widths)} ({self.spec})"
+
+    @staticmethod
+    def of(kind: Kind, forms: Sequence[LayerForm], tensors: Sequence[Tensor]) -> Form:
+        """The block that `tensors` make up, in the order the ops take them, or a BlockError."""
+        format_spec(forms)  # at least one
+        sizes = [
+            _sizes(i, form, own) for i, (form, own) in enumerate(split_tensors(forms, tensors))
+        ]
+        for i in range(1, len(sizes)):
+            feeds, given = (
+                ("x", sizes[0][0]) if kind == "group" else (f"layer {i - 1}", sizes[i - 1][1])
+            )
+            if sizes[i][0] != given:
+                raise BlockError(
+                    f"layer {i} takes {sizes[i][0]} features, but {feeds} has {given}; "
+                    "they must be equal"
+                )
+        return Form(kind=kind, forms=tuple(forms), sizes=tuple(sizes))
+
+
+def _sizes(index: int, form: LayerForm, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    step = 2 if form.bias else 1
+    shapes = {tuple(weight.shape) for weight in tensors[::step]}
+    if len(shapes) != 1:
+        raise BlockError(
+            f"layer {index}'s gate and up weights have shapes {sorted(shapes)}; they must be equal"
+        )
+    shape = shapes.pop()
+    if len(shape) != 2 or 0 in shape:
+        raise BlockError(
+            f"layer {index}'s weight has shape {list(shape)}; expected two dimensions of at least "
+            "1, [out, in], or [in, out] in a transposed layer"
+        )
+    K, N = shape if form.transposed else shape[::-1]
+    for bias in tensors[1::2] if form.bias else ():
+        if tuple(bias.shape) != (N,):
+            raise BlockError(f"layer {index}'s bias has shape {list(bias.shape)}; expected [{N}]")
+    if form.gate in ("none", "separate"):
+        return K, N
+    if N % 2:
+        raise BlockError(
+            f"layer {index} is gated with one weight of {N} outputs; gate and up need an even "
+            "number"
+        )
+    return K, N // 2
+
+
+class Runner(Protocol):
+    """A block bound to its tensors.
+
+    It reads these tensors as they are at each call, whatever became of their contents and `.data`;
+    other tensors (a parameter object that replaces one of them) need a build of their own.
+    """
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory of the copy of the weights that it keeps; 0 if it keeps none."""
+
+    def __call__(self, x: Tensor) -> Tensor | list[Tensor]: ...
+
+
+class Backend(Protocol):
+    """One way to run blocks. `modes` are its ways to do so, the default first."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def modes(self) -> tuple[str, ...]: ...
+
+    def unavailable(self) -> list[str]:
+        """Why it cannot be used on this machine at all; empty if it can."""
+
+    def unsupported_reasons(
+        self,
+        block: Form,
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        mode: str | None = None,
+    ) -> list[str]:
+        """Why it cannot run `block` on x of these shapes; empty if it can, here and at all."""
+
+    def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
+        """`block` bound to `tensors`; raises UnsupportedError, with every reason, if it cannot."""
+
+
+def mode_of(backend: Backend, mode: str | None) -> str:
+    """The mode asked for, or the default."""
+    return known(mode or backend.modes[0], backend.modes, f"mode of backend {backend.name}")
+
+
+def check_build(backend: Backend, block: Form, tensors: Sequence[Tensor], mode: str | None) -> str:
+    """What every `build` starts with: the mode, once `tensors` prove to be ones it serves."""
+    mode = mode_of(backend, mode)
+    given = Form.of(block.kind, block.forms, tensors)
+    if given != block:
+        raise BlockError(f"the tensors make up {given}, and the block to build is {block}")
+    kinds = {(t.dtype, t.device) for t in tensors}
+    if len(kinds) > 1:
+        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise BlockError(
+            f"the tensors are {listed}; all must have one dtype and device: move or cast with .to()"
+        )
+    reasons = backend.unsupported_reasons(block, (), *kinds.pop(), mode)
+    if reasons:
+        raise UnsupportedError(*refusal_lines(backend.name, mode, block, reasons))
+    return mode
+
+
+def refusal_lines(name: str, mode: str | None, block: Form, reasons: Sequence[str]) -> list[str]:
+    what = f"{name} in mode {mode}" if mode else name
+    return [f"backend {what} cannot run {block}:", *(f"  - {r}" for r in reasons)]
+
+
+def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether a call wants values and nothing else: no gradient or tangent, no autocast, no tracer.
+
+    Only then may a runner write into its own intermediate results, or use a copy of the weights.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
+        return False
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return False
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    return x.is_meta or not torch.is_autocast_enabled(x.device.type)
+
+
+def check_features(x: Tensor, block: Form) -> None:
+    """A wrong last dimension is met here: folding x into rows would hide it."""
+    if x.dim() == 0 or x.shape[-1] != block.K:
+        raise BlockError(
+            f"x has shape {list(x.shape)}; expected {block.K} features in its last dimension"
+        )
+
+
+def floating_reasons(dtype: torch.dtype) -> list[str]:
+    if dtype.is_floating_point and dtype.itemsize >= 2:
+        return []
+    return [f"{dtype} is not a floating-point type of 16 bits or more; cast with .to()"]

@@ -1,0 +1,119 @@
+"""The specification: a chain or group in plain PyTorch, and the oracle when run in fp64.
+
+In: x `[..., K]`, the op's tensors and forms. Out: `[..., N]`, or one such for each member of a
+group. The two primitives it is made of may be given, to run the specification with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from torchweld.core.activations import ACTIVATIONS
+from torchweld.core.blocks import LayerForm, split_tensors
+from torchweld.ops.backends.backend import (
+    Backend,
+    Form,
+    Runner,
+    check_build,
+    floating_reasons,
+    mode_of,
+)
+
+
+def activate(form: LayerForm, z: Tensor) -> Tensor:
+    return ACTIVATIONS[form.activation].apply(z, *form.parameters)
+
+
+class Primitives(NamedTuple):
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
+    activate: Callable[[LayerForm, Tensor], Tensor] = activate
+
+
+PLAIN = Primitives()
+
+
+def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor], by: Primitives = PLAIN) -> Tensor:
+    step = 2 if form.bias else 1
+    products = []
+    for i in range(form.weights):
+        weight = tensors[i * step]
+        bias = tensors[i * step + 1] if form.bias else None
+        products.append(by.linear(x, weight.t() if form.transposed else weight, bias))
+    match form.gate:
+        case "none":
+            return by.activate(form, products[0])
+        case "separate":
+            gate, up = products
+        case "first":
+            gate, up = products[0].chunk(2, -1)
+        case "second":
+            up, gate = products[0].chunk(2, -1)
+        case "interleaved":
+            gate, up = products[0][..., ::2], products[0][..., 1::2]
+    return by.activate(form, gate) * up
+
+
+def chain(
+    x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm], by: Primitives = PLAIN
+) -> Tensor:
+    for form, own in split_tensors(forms, tensors):
+        x = layer(x, form, own, by)
+    return x
+
+
+def group(
+    x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm], by: Primitives = PLAIN
+) -> list[Tensor]:
+    return [layer(x, form, own, by) for form, own in split_tensors(forms, tensors)]
+
+
+def run(block: Form, x: Tensor, tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    """`block` on x, by the functions above."""
+    function = chain if block.kind == "chain" else group
+    return function(x, tensors, block.forms)
+
+
+class ReferenceRunner:
+    """`block` bound to `tensors`, which are read at every call."""
+
+    copied_bytes = 0
+
+    def __init__(self, block: Form, tensors: Sequence[Tensor]) -> None:
+        self._block = block
+        self._tensors = tuple(tensors)
+
+    def __call__(self, x: Tensor) -> Tensor | list[Tensor]:
+        return run(self._block, x, self._tensors)
+
+
+class ReferenceBackend:
+    """Plain PyTorch, as a model would be written: slow as eager, and always there."""
+
+    name = "reference"
+    modes = ("eager",)
+
+    def unavailable(self) -> list[str]:
+        return []
+
+    def unsupported_reasons(
+        self,
+        block: Form,
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        mode: str | None = None,
+    ) -> list[str]:
+        mode_of(self, mode)
+        return floating_reasons(dtype)
+
+    def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
+        check_build(self, block, tensors, mode)
+        return ReferenceRunner(block, tensors)
+
+
+BACKEND: Backend = ReferenceBackend()

@@ -1,0 +1,53 @@
+"""How many FLOPs torchweld's ops do, for torch.utils.flop_counter.
+
+As torch counts its own products: a multiplication and an addition for each element of a weight and
+each row; biases and activations are not counted. The backward pass is made of torch's ops, which
+are counted as they run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from torchweld.core.blocks import parse_spec
+
+# The header of packed weights, in int64: see PackedHeader and PackedEntry in csrc/layers.h.
+_HEADER, _ENTRY = 8, 3
+
+
+def _natural(x: Sequence[int], params: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
+    """From shapes; weights are what has two dimensions."""
+    rows = math.prod(x[:-1])
+    return sum(2 * rows * math.prod(shape) for shape in params if len(shape) == 2)
+
+
+def _packed(x: Tensor, packed: Tensor, spec: str, *_: Any, **__: Any) -> int:
+    """From the sizes that packed weights begin with; nothing can be told without their contents."""
+    if type(packed) is not Tensor or packed.is_meta:
+        return 0
+    forms = parse_spec(spec)
+    words = _HEADER + _ENTRY * len(forms)
+    numbers = packed[: 8 * words].view(torch.int64).tolist()
+    rows = math.prod(x.shape[:-1])
+    flops = 0
+    for i, form in enumerate(forms):
+        inputs, outputs = numbers[_HEADER + _ENTRY * i :][:2]
+        flops += 2 * rows * inputs * outputs * (1 if form.gate == "none" else 2)
+    return flops
+
+
+def register() -> None:
+    """Once for the process, however often the module is loaded."""
+    ops = torch.ops.torchweld
+    for op in (ops.chain, ops.group, ops.chain_kept):
+        if op not in flop_registry:
+            register_flop_formula(op)(_natural)
+    for op in (ops.chain_packed, ops.group_packed):
+        if op not in flop_registry:
+            register_flop_formula(op, get_raw=True)(_packed)

@@ -1,0 +1,45 @@
+"""How much of a model a plan welds, by its FLOPs as torch counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchweld.core.inputs import Workload
+from torchweld.core.interrupts import is_interrupt
+from torchweld.core.not_measured import NotMeasured
+from torchweld.plans.tuning import tensors_of
+from torchweld.welds.decisions import Decision
+
+
+def flops_share(
+    model: nn.Module, decisions: Sequence[Decision], workloads: Sequence[Workload]
+) -> float | NotMeasured:
+    """Of the FLOPs of a forward over all workloads, those in welded blocks. `model` is unwelded."""
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.no_grad(), counter:
+            for workload in workloads:
+                workload.run(model)
+    except Exception as error:  # a model whose ops torch's counter cannot follow
+        if is_interrupt(error):
+            raise
+        return NotMeasured(f"torch could not count the model's FLOPs: {error}")
+    total = counter.get_total_flops()
+    welded = sum(flops_of_block(model, decision) for decision in decisions)
+    if not 0 < welded <= total:
+        if not decisions:
+            return 0.0
+        return NotMeasured("torch counts fewer FLOPs in the model than its welded blocks have")
+    return welded / total
+
+
+def flops_of_block(model: nn.Module, decision: Decision) -> float:
+    """Of all calls that the decision covers."""
+    block = decision.block
+    weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
+    covered = (call for call in block.calls if decision.choice(call.rows) is not None)
+    return sum(2.0 * weights * call.rows * call.count for call in covered)

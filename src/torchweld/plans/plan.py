@@ -1,0 +1,274 @@
+"""A `Plan`: what is to be welded and what not, with every reason and measurement. Plain data.
+
+Made by `tw.plan`, carried out by `tw.apply`. It saves to JSON and loads again; nothing in a file is
+executed, and one that does not fit the declared types is refused. A figure that was not measured is
+a `NotMeasured` with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import Bounds, Count, Length, Measured, Positive, Ratio, Word
+from torchweld.core.saved_records import FileFormat
+from torchweld.core.speeds import Speed
+from torchweld.machine.fingerprint import Fingerprint
+from torchweld.plans import earlier_plans
+from torchweld.welds.decisions import Choice, Decision
+from torchweld.welds.found_blocks import Block, Refusal
+
+# "behind": another way, at first look. "known": to be faster, by a table, and not timed here;
+# "not known": nor that.
+Verdict = Literal[
+    "faster",
+    "slower",
+    "same",
+    "not measured",
+    "behind",
+    "known",
+    "not known",
+    "wrong",
+    "cannot serve",
+]
+# What became of a block: "not faster" was measured, "not measured" could not be.
+Outcome = Literal["welded", "not faster", "not measured", "not known", "cannot be welded"]
+
+UNASKED = NotMeasured("it was not asked for")
+Share = Annotated[float, Bounds(0, 1)]
+
+
+class Judged:
+    """What has a verdict, and a speed or the reason why there is none."""
+
+    verdict: Verdict
+    speed: Speed | NotMeasured
+
+    @property
+    def reason(self) -> str:
+        """Why there is no speed; "" where there is one."""
+        return self.speed.reason if isinstance(self.speed, NotMeasured) else ""
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        timed = self.verdict in ("faster", "slower", "same")
+        if timed != isinstance(self.speed, Speed):
+            yield f"is {self.verdict!r} {'without a' if timed else 'with a'} measured speed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Judged):
+    """One way to run a block, tried at one number of rows."""
+
+    choice: Choice
+    verified: bool
+    verdict: Verdict
+    speed: Speed | NotMeasured  # over the original, of one call of one module
+    error_ratio: Measured | NotMeasured  # to what the numerical rule allows: 1 is the bound
+    copied_bytes: Count = 0  # of one module
+    copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best way without a copy
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(earlier_plans.trial(state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What was tried for some blocks at one number of rows, and what was chosen."""
+
+    rows: Positive
+    count: Count  # calls of one block a workload
+    trials: Annotated[tuple[Trial, ...], Length(most=100)]
+    chosen: Choice | None
+    reason: str
+    # When its times were measured, in UTC, if by an earlier plan on this machine.
+    remembered: Word | None = None
+
+    @property
+    def best(self) -> Trial | None:
+        return next((trial for trial in self.trials if trial.choice == self.chosen), None)
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.chosen is not None:
+            return "welded"
+        if any(trial.verdict == "not measured" for trial in self.trials):
+            return "not measured"
+        verdicts = [trial.verdict for trial in self.trials if trial.verified]
+        if "not known" in verdicts:
+            return "not known"
+        return "not faster" if verdicts else "cannot be welded"
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether nothing was chosen for want of time, or of a quiet machine."""
+        return self.outcome == "not measured"
+
+    @property
+    def why_unmeasured(self) -> str:
+        """What stood in the way of the first trial that could not be measured; "" if none was."""
+        found = (trial.reason for trial in self.trials if trial.verdict == "not measured")
+        return next(found, "")
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if self.chosen is not None and not (self.best is not None and self.best.verified):
+            yield "chose what none of its trials has verified"
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(earlier_plans.tuning(state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A block with its tuning, by number of rows."""
+
+    block: Block
+    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if not self.block.calls:
+            yield "has a block without calls; it is there because it was called"
+        called = {call.rows for call in self.block.calls}
+        odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
+        for rows in odd:
+            yield f"is tuned for {rows} rows, and was never called with so many"
+
+    def by_rows(self) -> tuple[tuple[int, int, Choice | None], ...]:
+        """Ranges of rows; between two measured counts with the same choice, that choice holds."""
+        chosen: dict[int, Choice | None] = {}
+        for tuning in sorted(self.tunings, key=lambda tuning: (tuning.rows, -tuning.count)):
+            # The same rows in another layout: the original, if it is the better one for either.
+            lost = tuning.chosen is None
+            chosen[tuning.rows] = None if lost else chosen.get(tuning.rows, tuning.chosen)
+        ranges: list[tuple[int, int, Choice | None]] = []
+        for rows, choice in chosen.items():
+            if ranges and ranges[-1][2] == choice:
+                ranges[-1] = (ranges[-1][0], rows, choice)
+            else:
+                ranges.append((rows, rows, choice))
+        return tuple(ranges)
+
+    @property
+    def welded(self) -> bool:
+        return any(tuning.chosen is not None for tuning in self.tunings)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Welded at some rows; else "not measured" if it is at any."""
+        found = {tuning.outcome for tuning in self.tunings}
+        order: tuple[Outcome, ...] = ("welded", "not measured", "not known", "not faster")
+        return next((one for one in order if one in found), "cannot be welded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Judged):
+    """The whole model before and after, on one workload."""
+
+    workload: str
+    verdict: Verdict
+    speed: Speed | NotMeasured  # of one step
+    # Of the output, to eager's own error.
+    error_ratio: Measured | NotMeasured
+    against: str = ""  # what the error was judged against
+    # Of the step's time before, what was spent in modules that are welded.
+    time_share: Share | NotMeasured = UNASKED
+    # In the detail view: the most that diagnosis says can be won, what the blocks' own measurements
+    # add up to, and the most that any kernel could reach.
+    predicted: Ratio | NotMeasured = UNASKED
+    promised: Ratio | NotMeasured = UNASKED
+    ceiling: Ratio | NotMeasured = UNASKED
+    remembered: Word | None = None  # when it was timed, if by an earlier plan on this machine
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(earlier_plans.whole(state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """See the module's docstring."""
+
+    model: Word
+    structure: Word  # hash of the model's names, shapes and types
+    training: bool
+    fingerprint: Word
+    torch: Word
+    planned: Annotated[tuple[Planned, ...], Length(most=100_000)]
+    refused: Annotated[tuple[Refusal, ...], Length(most=100_000)] = ()
+    whole: Annotated[tuple[Whole, ...], Length(most=10_000)] = ()
+    copied_bytes: Count = 0
+    # Of the FLOPs of all inputs, what is welded.
+    flops_share: Share | NotMeasured = UNASKED
+    forced: bool = False  # all that verifies is welded; times were not measured
+    table: str | None = None  # the table that decided, in words, where times were not measured
+    busy: str = ""  # what else ran on the machine meanwhile, in words; "" for nothing
+    notices: tuple[str, ...] = ()
+    made_on: Fingerprint | None = None  # the words behind `fingerprint`; none in older plans
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(
+            Decision(block=one.block, by_rows=one.by_rows(), training=self.training)
+            for one in self.planned
+            if one.welded
+        )
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many blocks came to what."""
+        return Counter(one.outcome for one in self.planned)
+
+    def __str__(self) -> str:
+        from torchweld.report.plan_text import plan_text
+
+        return plan_text(self)
+
+    def details(self) -> str:
+        """Bounds, promises and times behind the verdict, explained, to be printed."""
+        from torchweld.report.plan_text import details_text
+
+        return details_text(self)
+
+    def dependencies(self) -> str:
+        """What each block depends on, and for which calls it is valid, to be printed."""
+        from torchweld.report.plan_text import dependencies_text
+
+        return dependencies_text(self)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        paths = [one.block.path for one in self.planned]
+        if len(set(paths)) != len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            yield f"plans the block {twice!r} twice"
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None}
+        for name, default in absent.items():
+            self.__dict__.setdefault(name, default)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON; an existing file is replaced whole."""
+        FORM.save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """The opposite of `save`."""
+        return FORM.load(path)
+
+
+FORM = FileFormat(
+    kind=Plan,
+    what="plan",
+    format=2,
+    remedy="plan again",
+    most_bytes=1 << 26,
+    indent=1,
+    upgrades={1: earlier_plans.plan},
+)

@@ -1,0 +1,1 @@
+"""What the time and the memory of a step went to."""

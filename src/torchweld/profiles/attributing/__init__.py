@@ -1,0 +1,1 @@
+"""Which module and which phase each recorded op belongs to, and what kind of op it is."""

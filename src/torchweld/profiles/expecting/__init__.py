@@ -1,0 +1,1 @@
+"""Guesses about what code launches, checked by looking: `tw.expect`."""

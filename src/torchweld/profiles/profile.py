@@ -1,0 +1,442 @@
+"""A `Profile`: one step of a model, op by op and module by module, as plain data.
+
+Made by `tw.profile`, `tw.profiling` and `tw.read_trace`; read by the account, the diagnosis, the
+reports and `tw.diff`. It saves to JSON and loads again without running anything.
+
+A live profile describes **one step**: its ops in the order they ran, each with its usual time over
+the recorded steps (the mean, disturbed ones curbed). A trace that was read describes everything in
+the file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from torchweld.core.files import MOST_BYTES
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import MOST_FLOAT, Count, Index, Length, Measured, to_plain
+from torchweld.core.saved_records import FileFormat
+from torchweld.machine.hardware import Peaks
+from torchweld.profiles.doubts import doubt
+
+# Of a tensor in a file: more than any memory holds.
+MOST_ELEMENTS = 1 << 62
+
+Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
+
+ITEM_BYTES = {
+    **dict.fromkeys(("float64", "int64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """An argument of an op. `storage` names the memory behind it, where the recording tells."""
+
+    shape: Annotated[tuple[Count, ...], Length(most=64)]
+    dtype: str  # "float32"; "" where the recording does not tell
+    strides: Annotated[tuple[int, ...], Length(most=64)] | None = None
+    storage: int | None = None
+    device: str = "cpu"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if math.prod(max(n, 1) for n in self.shape) > MOST_ELEMENTS:
+            yield "has a shape of more elements than any memory holds"
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            yield f"has {len(self.strides)} strides for {len(self.shape)} dimensions"
+
+    @property
+    def nbytes(self) -> int:
+        """Of the elements addressed: a broadcast dimension (stride 0) counts once."""
+        if self.strides is None:
+            count = self.numel
+        else:
+            count = math.prod(
+                n for n, stride in zip(self.shape, self.strides, strict=True) if stride or n == 0
+            )
+        return count * ITEM_BYTES.get(self.dtype, 4)
+
+    @property
+    def contiguous(self) -> bool:
+        """True also where the strides are unknown."""
+        if self.strides is None:
+            return True
+        expected = 1
+        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and stride != expected:
+                return n == 0
+            expected *= n
+        return True
+
+
+@dataclass(kw_only=True, slots=True)
+class Op:
+    """One call of one op. Times are corrected for the profiler's cost, but for `raw_us`.
+
+    Built by the ten thousand and not changed afterwards; a frozen one takes four times as long.
+    """
+
+    name: str
+    module: Count  # index into Profile.modules: the module that caused it; 0 is the root
+    parent: Index  # index of the op it ran inside, -1 for none
+    phase: Phase
+    start_us: float  # since the beginning of the step, as recorded
+    raw_us: float  # as recorded, what ran inside included
+    total_us: float  # what ran inside included
+    self_us: float
+    inputs: tuple[Tensor | None, ...] = ()
+    written: tuple[
+        tuple[int, int], ...
+    ] = ()  # (storage, bytes) made by this very op that outlive it
+    call: int = -1  # number of the module call it ran in, in order of their begin; -1 outside all
+    sequence: int = -1
+    thread: int = 0
+    kernels: tuple[Count, ...] = ()  # indices into Device.kernels that this very op launched
+    where: str = ""  # "model.py(12): forward", where stacks were recorded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Module:
+    """A place in the model; `[0]` is the root. Times in µs a step, corrected."""
+
+    path: str  # "layers.3.mlp.fc1"; "" for the root
+    kind: str  # class name
+    extra: str = ""  # what print(model) shows in its brackets
+    parent: Index = -1
+    calls: Count = 0  # forward calls a step
+    forward_us: float = 0.0  # inside it, children included
+    backward_us: float = 0.0
+    self_forward_us: float = 0.0  # children excluded
+    self_backward_us: float = 0.0
+    python_us: float = 0.0  # part of self_forward_us spent outside ops
+    engine_us: float = 0.0  # part of self_backward_us spent between backward nodes
+    parameters: Count = 0  # elements it holds itself
+    compiled: bool = False
+
+    @property
+    def total_us(self) -> float:
+        return self.forward_us + self.backward_us
+
+    @property
+    def self_us(self) -> float:
+        return self.self_forward_us + self.self_backward_us
+
+
+@dataclass(kw_only=True, slots=True)
+class Kernel:
+    """Something that ran on a device. Not frozen for the same reason as `Op`."""
+
+    name: str
+    category: str  # gemm, attention, pointwise, reduction, copy, set, communication, triton, other
+    start_us: float
+    duration_us: float
+    device: int
+    stream: int
+    launch: Index = -1  # index into Device.calls; -1 where the trace does not tell
+    op: Index = -1  # index into Profile.ops of the op that launched it
+    inside: tuple[str, ...] = ()  # the ops that a fused kernel's name tells of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeCall:
+    """A call of the device's runtime or driver on the host."""
+
+    name: str
+    start_us: float
+    duration_us: float
+    thread: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """A time in which nothing ran on the device, and what the host did meanwhile."""
+
+    start_us: float
+    duration_us: float
+    cause: str  # "host wait", "kernel wait", "synchronisation", "copy", "unknown"
+    before: str  # name of the kernel that ran next
+    op: Index = -1  # the op whose launch ended it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the device did over the whole trace. Times in µs."""
+
+    name: str
+    span_us: float  # first kernel's start to last kernel's end
+    idle_us: float  # nothing ran
+    compute_us: float  # at least one computing kernel ran
+    non_compute_us: float  # only copies or communication ran
+    launches: Count  # runtime calls that put a kernel or a memory operation on the device
+    launch_us: float  # their duration on the host
+    launched_us: float  # duration on the device of what they launched
+    occupancy_queries: Count
+    occupancy_query_us: float
+    by_category: dict[str, tuple[Count, float]]  # category -> count, µs
+    by_stream: dict[str, tuple[Count, float]]  # "device 0 stream 7" -> count, µs
+    kernels: tuple[Kernel, ...] = ()
+    calls: tuple[RuntimeCall, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    peak_gflops: dict[str, float] = field(default_factory=dict)  # by dtype, of the device by name
+    peak_gbps: float | None = None
+    steps: Count = 0  # that the figures cover; 0 where the recording has no steps
+    until_us: float | None = None  # what was launched later is in the lists, not in the figures
+
+    def covers(self, kernel: Kernel) -> bool:
+        """Whether the figures count this kernel: it was launched before `until_us`."""
+        if self.until_us is None:
+            return True
+        by_call = 0 <= kernel.launch < len(self.calls)
+        return (self.calls[kernel.launch] if by_call else kernel).start_us < self.until_us
+
+    def covers_op(self, op: Op) -> bool:
+        """Whether the figures count what this op launched: it began before `until_us`."""
+        return self.until_us is None or op.start_us < self.until_us
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """Memory that is alive at the peak."""
+
+    bytes: Count
+    module: Count  # that made it
+    op: str
+    phase: Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Tensors' memory over one step. Bytes; what was there before the step is not in it."""
+
+    allocations: Count
+    allocated_bytes: Count
+    peak_bytes: int  # above the level at the beginning of the step
+    at_peak: tuple[Allocation, ...]  # largest first
+    saved_bytes: dict[str, int]  # module path -> bytes kept for backward
+    module_bytes: dict[str, int]  # module path -> bytes its own ops allocated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeCheck:
+    """A corrected time against one measured without the profiler, in the same rounds.
+
+    `timed_us` is a median, and `corrected_us` is off it by the median over rounds.
+    """
+
+    what: str  # "held-out steps", "layers.3.mlp"
+    corrected_us: float
+    timed_us: float
+    # 95 %, of `error`; None from less than six rounds.
+    interval: tuple[Measured, Measured] | None = None
+
+    @property
+    def error(self) -> float:
+        return self.corrected_us / self.timed_us - 1 if self.timed_us else math.nan
+
+    def within(self, most: float) -> bool | None:
+        """Whether the error is at most `most`; None where the interval leaves that open."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        if -most <= low and high <= most:
+            return True
+        return False if low > most or high < -most else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The step on the clock, and what the profiler added to it. As recorded, measured or not."""
+
+    wall_us: float  # median of the undisturbed steps without the profiler
+    raw_us: float  # with it
+    corrected_us: float  # the profiler's cost taken away
+    first_us: float  # the very first step, before any warm-up
+    events: Count  # recorded a step
+    op_cost_us: float  # of one op event
+    module_cost_us: float  # of one module event
+    steps: Count  # profiled
+    checks: tuple[TimeCheck, ...] = ()
+    # At least, of a step, around the call of the model: there whatever that does. 0 is always true.
+    around_us: float = 0.0
+    rounds: Count = 0  # in which steps were measured, with and without the profiler; 0: not noted
+    disturbed: Count = 0  # of these: other processes took a part of their time
+
+    @property
+    def unexplained_us(self) -> float:
+        """What the correction does not account for; negative if it took too much away."""
+        return self.wall_us - self.corrected_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """What torch.compile did while it was watched."""
+
+    regions: int  # compiled regions entered a step
+    compiled: int  # frames compiled during the recording
+    recompiled: int
+    graph_breaks: int
+    guard_us: float  # looking for the right compiled code, a step
+    reasons: tuple[str, ...] = ()  # of recompilations, first line each
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """Where a profile comes from."""
+
+    source: Literal["live", "trace"]
+    what: str  # the model's class, the workload's name, the file's name
+    training: bool = False
+    inputs: str = ""  # what the model was called with, in words; "" where that is not known
+    torch: str = ""
+    cpu: str = ""
+    threads: Count = 0
+    fingerprint: str = ""
+    steps: Count = 1  # steps that the ops cover: 1 for a live profile
+    # Where each of these steps begins, as the ops' times; () where the recording has no steps.
+    step_starts_us: tuple[float, ...] = ()
+    rank: int | None = None
+    load: str = ""  # what else kept the machine busy when the profile began; "" if nothing did
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What pricing ops on a CPU needs to know of the one they ran on; our own traces carry it."""
+
+    torch: str = ""
+    cpu: str = ""
+    threads: int = 0
+    fingerprint: str = ""
+    op_cost_us: float = 0.0
+    peaks: Peaks | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """See the module's docstring. `step_us` is what shares are taken of.
+
+    Where it is `NotMeasured`, the times of ops and modules are what was recorded, and say nothing
+    about the model; what is counted (ops, calls, shapes, bytes) holds all the same.
+    """
+
+    about: About
+    step_us: float | NotMeasured
+    modules: Annotated[tuple[Module, ...], Length(1)]
+    ops: tuple[Op, ...]
+    timing: Timing | None = None
+    device: Device | None = None
+    memory: Memory | None = None
+    compilation: Compilation | None = None
+    peaks: Peaks | None = None  # of the CPU the profile was taken on
+    op_cost_us: float = 0.0  # what the smallest op takes to dispatch on that CPU, measured
+    notices: tuple[str, ...] = ()
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(
+            torch=self.about.torch,
+            cpu=self.about.cpu,
+            threads=self.about.threads,
+            fingerprint=self.about.fingerprint,
+            op_cost_us=self.op_cost_us,
+            peaks=self.peaks,
+        )
+
+    @property
+    def accounted_steps(self) -> int:
+        """Steps that the account covers: those of the device's figures, if there is a device."""
+        covered = self.device.steps if self.device is not None else 0
+        return covered or max(self.about.steps, 1)
+
+    @property
+    def whole_step_us(self) -> tuple[float, float] | None:
+        """Begin and end of the last step before that in which the profiler was stopped.
+
+        None where there are not two steps: everything is one then.
+        """
+        starts = self.about.step_starts_us
+        return (starts[-2], starts[-1]) if len(starts) > 1 else None
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file: places that are not there."""
+        modules, ops, device = len(self.modules), len(self.ops), self.device
+        kernels, calls = (0, 0) if device is None else (len(device.kernels), len(device.calls))
+        if self.modules[0].path:
+            yield f"has modules[0].path = {self.modules[0].path!r}; the model itself comes first"
+        yield from _astray("modules", "parent", (m.parent for m in self.modules), None)
+        yield from _astray("ops", "parent", (op.parent for op in self.ops), None)
+        yield from _astray("ops", "module", (op.module for op in self.ops), modules)
+        for i, op in enumerate(self.ops):
+            yield from _astray(f"ops[{i}]", "kernels", op.kernels, kernels)
+        if device is not None:
+            yield from _astray("kernels", "op", (k.op for k in device.kernels), ops)
+            yield from _astray("kernels", "launch", (k.launch for k in device.kernels), calls)
+            yield from _astray("gaps", "op", (gap.op for gap in device.gaps), ops)
+        if self.memory is not None:
+            found = (one.module for one in self.memory.at_peak)
+            yield from _astray("at_peak", "module", found, modules)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
+        FORM.save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """The opposite of `save`. A chrome trace is not a profile: `tw.read_trace` reads those."""
+        return FORM.load(path)
+
+
+def _with_doubt(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had a figure for every step, even where the clock contradicted it."""
+    timing = fields.get("timing")
+    if not isinstance(timing, dict):
+        return fields
+    wall_us: Any = timing.get("wall_us")
+    corrected_us: Any = timing.get("corrected_us")
+    for us in (wall_us, corrected_us):
+        if type(us) not in (int, float) or not abs(us) < MOST_FLOAT:
+            return fields
+    found = doubt(wall_us, corrected_us)
+    return fields if found is None else {**fields, "step_us": to_plain(found)}
+
+
+FORM = FileFormat(
+    kind=Profile,
+    what="profile",
+    format=2,
+    upgrades={1: _with_doubt},
+    remedy="take the profile again, or use the torchweld that saved it",
+    most_bytes=MOST_BYTES,
+)
+
+
+def _astray(what: str, field: str, places: Iterable[int], count: int | None) -> Iterator[str]:
+    """Those of `places` that are none of `count`; without it, those that do not come before."""
+    for i, place in enumerate(places):
+        if place >= (i if count is None else count):
+            end = "one before it" if count is None else f"one of {count:,}"
+            yield f"has {what}[{i}].{field} = {place}; expected is {end}"
+
+
+def deepest_first(parents: Sequence[int]) -> list[int]:
+    """Indices of modules, each before the one that it stands in; `parents[i]` is that of i."""
+
+    def depth(i: int) -> int:
+        count = 0
+        while (i := parents[i]) >= 0:
+            count += 1
+        return count
+
+    return sorted(range(len(parents)), key=depth, reverse=True)

@@ -1,0 +1,1 @@
+"""Runs a model under torch.profiler and makes a profile of what was recorded."""

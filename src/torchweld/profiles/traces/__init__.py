@@ -1,0 +1,1 @@
+"""Reads traces that torch.profiler wrote."""

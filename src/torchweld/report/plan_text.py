@@ -1,0 +1,308 @@
+"""A plan as text: the verdict, what was left and why, then a table of blocks.
+
+`details_text` has what stands behind the verdict: times, and what was predicted, promised and at
+most possible.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+
+from torchweld.core.figures import age, counted, duration, figure, share, size
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.paths import grouped_paths
+from torchweld.core.speeds import Speed
+from torchweld.core.texts import clean
+from torchweld.plans.plan import Plan, Planned, Tuning, Whole
+from torchweld.welds.found_blocks import Domain, Refusal
+
+WIDTH = 100
+COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "error", "copy")
+
+
+def plan_text(plan: Plan) -> str:
+    """What `print(plan)` shows."""
+    lines = _wrapped(plan.busy) if plan.busy else []
+    lines += _wrapped(sentence(plan))
+    lines += [line for one in _account(plan) for line in _wrapped(one, "  ")]
+    lines += [line for one in _left(plan) for line in _wrapped(one, "  ")]
+    if plan.planned:
+        lines += ["", *_table(plan.planned)]
+    lines += [line for notice in plan.notices for line in _wrapped(f"note: {notice}")]
+    return "\n".join(map(clean, lines))
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    """Lines that break between words, those after the first further in."""
+    return textwrap.wrap(
+        clean(text),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+# ---- the verdict ----
+
+
+def sentence(plan: Plan) -> str:
+    """What came of it, in one sentence."""
+    if not plan.decisions:
+        return f"nothing was welded: {_why_nothing(plan)}"
+    text = f"welded {_welded_words(plan)}"
+    if plan.forced:
+        return f"{text}, by force: nothing was timed"
+    if plan.table is not None:
+        return f"{text}; {plan.table}"
+    gains = [_gain(one) for one in plan.whole if isinstance(one.speed, Speed)]
+    unknown = [one for one in plan.whole if one.verdict == "not measured"]
+    if gains:
+        text += f": {'; '.join(gains)}"
+    if unknown:
+        where = "" if len(plan.whole) == 1 else f" at {', '.join(one.workload for one in unknown)}"
+        text += f"{'; ' if gains else ': '}the whole model was not measured{where}"
+    return text
+
+
+def _why_nothing(plan: Plan) -> str:
+    """Which of the reasons it was, and for how many blocks."""
+    blocks = counted(len(plan.planned), "block")
+    if not plan.planned:
+        return "no block was found that can be welded"
+    if any(one.verdict == "wrong" for one in plan.whole):
+        return "the welded model gave other numbers"
+    outcomes = plan.outcomes
+    words = {
+        "not measured": "could not be measured",
+        "not known": "not known to be faster",
+        "not faster": "measured and no faster than the original beyond noise",
+        "cannot be welded": "cannot be welded",
+    }
+    told = [(outcomes[name], said) for name, said in words.items() if outcomes[name]]  # type: ignore[index]
+    reasons = ", ".join(f"{count} of {blocks} {said}" for count, said in told)
+    if plan.table is not None:
+        reasons += f"; {plan.table}"
+    why = next(_whys(plan), "")
+    return f"{reasons} ({why})" if why else reasons
+
+
+def _whys(plan: Plan) -> Iterator[str]:
+    """What stood in the way of measuring, block by block."""
+    for one in plan.planned:
+        for tuning in one.tunings:
+            if tuning.outcome == "not measured" and tuning.why_unmeasured:
+                yield tuning.why_unmeasured
+
+
+def _welded_words(plan: Plan) -> str:
+    """ "6 of 6 MLPs and 13 of 13 Linears"."""
+    welded = Counter(one.block.layers > 1 for one in plan.planned if one.welded)
+    found = Counter(one.block.layers > 1 for one in plan.planned)
+    names = {True: "MLPs", False: "Linears"}
+    return " and ".join(
+        f"{welded[kind]} of {found[kind]} {name}" for kind, name in names.items() if found[kind]
+    )
+
+
+def _gain(one: Whole) -> str:
+    assert isinstance(one.speed, Speed)
+    if one.verdict == "same":
+        return f"as fast as before at {one.workload}"
+    speedup, (low, high) = one.speed.speedup, one.speed.interval
+    if one.verdict == "slower":
+        speedup, low, high = 1 / speedup, 1 / high, 1 / low
+    earlier = f", measured {_when(one.remembered)}" if one.remembered else ""
+    return f"{speedup:.2f}x {one.verdict} ({low:.2f}–{high:.2f}) at {one.workload}{earlier}"
+
+
+def _when(at: str) -> str:
+    """ "2 days ago, by an earlier plan"."""
+    return f"{age(at, datetime.now(timezone.utc))}, by an earlier plan"
+
+
+def _account(plan: Plan) -> Iterator[str]:
+    """How much of the model that is, what it costs, and how right it is."""
+    if not plan.decisions:
+        return
+    parts = []
+    if not isinstance(plan.flops_share, NotMeasured):
+        parts.append(f"{share(plan.flops_share, 1)} of the model's FLOPs")
+    times = [one.time_share for one in plan.whole if not isinstance(one.time_share, NotMeasured)]
+    if times:
+        low, high = share(min(times), 1), share(max(times), 1)
+        parts.append(f"{low if low == high else f'{low} to {high}'} of its time")
+    welded = f"{' and '.join(parts)} welded; " if parts else ""
+    errors = [one.error_ratio for one in plan.whole if not isinstance(one.error_ratio, NotMeasured)]
+    error = f"output error {max(errors):.2g}x of eager's; " if errors else ""
+    copies = f"{size(plan.copied_bytes)} of copies" if plan.copied_bytes else "no copies of weights"
+    yield f"{welded}{error}{copies}"
+
+
+# ---- what was left ----
+
+
+def _left(plan: Plan) -> Iterator[str]:
+    """Blocks that stay as they are, by why; then what is no block."""
+    groups: dict[str, list[Planned]] = {}
+    for one in plan.planned if plan.decisions else ():
+        if not one.welded:
+            groups.setdefault(_why_left(one), []).append(one)
+    for why, same in groups.items():
+        names = ", ".join(_names([one.block.path for one in same]))
+        yield f"{counted(len(same), 'block')} left as {_it(same)}: {why}: {names}"
+    refused: dict[tuple[str, str], list[Refusal]] = {}
+    for refusal in plan.refused:
+        where = f" ({refusal.where})" if refusal.where else ""
+        refused.setdefault((refusal.kind, f"{refusal.reason}{where}"), []).append(refusal)
+    for (kind, reason), alike in refused.items():
+        names = ", ".join(_names([one.path for one in alike]))
+        what = counted(len(alike), kind.rpartition(".")[2])
+        yield f"{what} left as {_it(alike)}, {names}: {reason}"
+
+
+def _it(items: Sequence[object]) -> str:
+    return "it is" if len(items) == 1 else "they are"
+
+
+def _why_left(one: Planned) -> str:
+    if one.outcome == "not measured":
+        whys = (t.why_unmeasured for t in one.tunings if t.outcome == "not measured")
+        return f"not measured ({next(whys)})"
+    words = {
+        "not faster": "measured, and no faster than the original beyond noise",
+        "not known": "not known to be faster",
+    }
+    return words.get(one.outcome, next((t.reason for t in one.tunings), one.outcome))
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    return [name or "the model" for name in grouped_paths(paths)]
+
+
+# ---- the detail view ----
+
+EXPLAINED = {
+    "predicted": "the most that welding can win, by the profile",
+    "promised": "what the gains of the blocks, timed one by one, add up to",
+    "ceiling": "what no kernel can beat: the model without its welded modules, and the least time "
+    "that reading their weights or doing their FLOPs takes",
+}
+
+
+def details_text(plan: Plan) -> str:
+    """Times, bounds and promises of each workload, with what they mean."""
+    lines = []
+    for one in plan.whole:
+        lines.append(one.workload)
+        if isinstance(one.speed, Speed):
+            times = f"{duration(one.speed.before_us)} before, {duration(one.speed.after_us)} after"
+            lines.append(f"  {'measured':<10}{one.speed}x; {times}, medians of the same rounds")
+        else:
+            lines += _wrapped(f"measured  {one.speed}", "  ")
+        for name, meaning in EXPLAINED.items():
+            value = getattr(one, name)
+            known = not isinstance(value, NotMeasured)
+            shown = f"{figure(value)}x" if known else str(value)
+            lines += _wrapped(f"{name:<10}{shown}: {meaning}", "  ")
+        lines.append("")
+    for block, names in _alike(plan.planned):
+        for tuning in block.tunings:
+            earlier = f", measured {_when(tuning.remembered)}" if tuning.remembered else ""
+            lines += _wrapped(f"{names} at {counted(tuning.rows, 'row')}{earlier}: {tuning.reason}")
+    return "\n".join(map(clean, lines)).rstrip()
+
+
+# ---- dependencies ----
+
+
+def dependencies_text(plan: Plan) -> str:
+    """For every block the calls it is valid for, and all that is compared at each of them."""
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for one in plan.planned:
+        block = one.block
+        calls = ", ".join(map(_calls, block.valid)) or "not known"
+        alike.setdefault((block.kind, calls, block.depends_on), []).append(block.path)
+    lines = []
+    for (kind, calls, depends_on), paths in alike.items():
+        names = ", ".join(name or "the model" for name in grouped_paths(paths))
+        lines.append(f"{names} ({kind})")
+        lines.append(f"  calls: {calls}")
+        lines += [f"  {what}" for what in depends_on]
+    return "\n".join(map(clean, lines))
+
+
+def _calls(domain: Domain) -> str:
+    """ "any × 1 rows" for what is valid with any number in the first place."""
+    if domain.shapes:
+        text = " or ".join(" × ".join(map(str, shape)) or "no" for shape in domain.shapes)
+    elif domain.ones == "*":
+        text = "any"
+    else:
+        text = " × ".join("1" if one == "1" else "any" for one in domain.ones) or "no"
+    beside = [one.name for one in domain.beside] + [f"{name}=None" for name in domain.nones]
+    return f"{text} rows" + (f" with {', '.join(beside)}" if beside else "")
+
+
+# ---- the table ----
+
+
+def _table(planned: Sequence[Planned]) -> list[str]:
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for one, names in _alike(planned):
+        for tuning in one.tunings:
+            rows.append((names, one.block.form, *_cells(tuning)))
+            names = ""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    # Names give way first, forms second.
+    for column, least in ((0, 24), (1, 14)):
+        excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+        widths[column] = max(min(widths[column], least), widths[column] - max(excess, 0))
+    lines = [
+        "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return lines + _remembered(planned)
+
+
+def _remembered(planned: Sequence[Planned]) -> list[str]:
+    """What the asterisks mean: times of earlier plans, from the oldest on."""
+    whens = sorted({t.remembered for one in planned for t in one.tunings if t.remembered})
+    if not whens:
+        return []
+    return [f"* measured {_when(whens[0])}; --afresh, or remember=False, measures again"]
+
+
+def _fit(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
+    """Blocks with the same tuning, as one line."""
+    groups: dict[tuple[object, ...], list[Planned]] = {}
+    for one in planned:
+        groups.setdefault((one.block.form, one.block.in_features, one.tunings), []).append(one)
+    return [(same[0], ", ".join(_names([p.block.path for p in same]))) for same in groups.values()]
+
+
+def _cells(tuning: Tuning) -> tuple[str, ...]:
+    best = tuning.best
+    if best is None:
+        return str(tuning.rows), "original", tuning.outcome, "", ""
+    choice = f"{best.choice.backend} {best.choice.mode}"
+    if isinstance(best.speed, Speed):
+        speed = str(best.speed) + (" *" if tuning.remembered else "")
+    else:
+        speed = "known faster" if best.verdict == "known" else "not timed"
+    error = best.error_ratio
+    return (
+        str(tuning.rows),
+        choice,
+        speed,
+        f"{error}" if isinstance(error, NotMeasured) else f"{error:.2f}",
+        size(best.copied_bytes) if best.copied_bytes else "",
+    )

@@ -1,0 +1,11 @@
+"""Paired timing: two or more sides of the same work in, a verdict with its interval out.
+
+`compare` is the entry. `Side` is what it drives: anything that can say how many seconds a number of
+calls took, a callable of this process or a worker in another one.
+"""
+
+from torchweld.timing.comparison import Comparison, Verdict
+from torchweld.timing.paired import compare
+from torchweld.timing.sides import CallableSide, Side
+
+__all__ = ["CallableSide", "Comparison", "Side", "Verdict", "compare"]

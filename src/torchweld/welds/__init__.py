@@ -1,0 +1,1 @@
+"""Finds, guards, welds and undoes blocks: the one place that changes models."""

@@ -1,0 +1,167 @@
+"""Whether a module really computes the chain that was read off its graph, by numbers.
+
+In: a module, the chain, and a recorded signature. Random inputs of that signature go through the
+module, in eval mode and its own precision; some rows of the result are held against the chain on
+those rows alone. What is not close at once is judged by the numerical rule: the module has to be as
+close to the chain in float64 as the chain written out in plain PyTorch is.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchweld import ops
+from torchweld.core.blocks import split_tensors
+from torchweld.core.inputs import first_line
+from torchweld.core.interrupts import says_nothing
+from torchweld.numerics.rule import check_block
+from torchweld.welds.recognising.chain_recognition import Chain
+from torchweld.welds.tracing.call_recording import Signature, TensorSpec, spec_of
+from torchweld.welds.tracing.forward_trace import (
+    call_forward,
+    call_with,
+    in_mode,
+    own_tensors,
+    unchanged,
+)
+
+ROWS = 4
+SEED = 20_000
+# Relative to the largest value: what summing in another order usually stays well below.
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+assert ops  # torch.ops.torchweld exists
+
+
+def disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
+    """What is different, in a few words; nothing if module and chain agree."""
+    own = own_tensors(module)
+    weights = [own[name].detach() for name in chain.tensors]
+    try:
+        ran = None
+        if all(_tells(tensor) for tensor in weights):
+            ran = _run(module, chain, signature, weights, own=True)
+        if ran is None or not bool(ran.y.isfinite().all()):
+            random = torch.Generator("cpu").manual_seed(SEED)
+            weights = [random_like(tensor, random) for tensor in weights]
+            ran = _run(module, chain, signature, weights, own=False)
+        reason = _compared(ran, chain, weights)
+        if not reason and signature.training and chain.dropout:
+            reason = _dropout_disagreement(module, chain, signature)
+    except Exception as error:  # foreign code on inputs that it was not written for
+        if says_nothing(error):
+            raise
+        return f"does not run on random inputs: {first_line(error)}"
+    return reason
+
+
+class _Ran(NamedTuple):
+    """Some rows of what went into the module, and of what came out."""
+
+    x: Tensor
+    y: Tensor
+
+
+def _run(
+    module: nn.Module, chain: Chain, signature: Signature, weights: list[Tensor], own: bool
+) -> _Ran:
+    random = torch.Generator("cpu").manual_seed(SEED + 1)
+    arguments = made_arguments(signature, random)
+    x: Tensor = arguments[chain.argument].clone()  # the module may change what it is given
+    with ExitStack() as stack:
+        enter(stack, module, training=False)
+        if own:
+            y = call_forward(module, arguments)
+        else:
+            y = call_with(module, dict(zip(chain.tensors, weights, strict=True)), arguments)
+    expected = (*x.shape[:-1], chain.out_features)
+    if not isinstance(y, Tensor) or tuple(y.shape) != expected:
+        raise TypeError(f"it returns {spec_of(y)}, expected a tensor {list(expected)}")
+    x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    keep = torch.randperm(len(x), generator=random, device="cpu")[:ROWS].to(x.device)
+    return _Ran(x[keep], y[keep])
+
+
+def _compared(ran: _Ran, chain: Chain, weights: list[Tensor]) -> str:
+    with torch.no_grad():
+        expected = torch.ops.torchweld.chain(ran.x, weights, chain.form) * chain.scale
+        if expected.dtype == ran.y.dtype:
+            size = max(float(expected.abs().amax()), float(ran.y.abs().amax()))
+            if float((expected - ran.y).abs().amax()) <= CLOSE[ran.y.dtype] * size:
+                return ""
+        # Rounding that the shape of the block makes large, or another function: the rule knows.
+        scaled = ran.y / chain.scale
+        judged = check_block(lambda *_: scaled, ran.x, weights, chain.forms)["output"]
+    return "" if judged.ok else f"computes something else than {chain.form}: {judged.reason}"
+
+
+def _tells(weight: Tensor) -> bool:
+    """Whether results show what this tensor does: zeros, as fresh models often have, do not."""
+    sample = weight.reshape(-1)[:: max(1, weight.numel() // 1000)]
+    return bool(sample.isfinite().all()) and (weight.dim() < 2 or bool(sample.any()))
+
+
+def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
+    """With the same random numbers, dropout at the same places gives the same result."""
+    own = own_tensors(module)
+    tensors = [own[name].detach() for name in chain.tensors]
+    random = torch.Generator("cpu").manual_seed(SEED + 2)
+    arguments = made_arguments(signature, random)
+    with ExitStack() as stack:
+        enter(stack, module, training=True)
+        torch.manual_seed(SEED)
+        y = call_forward(module, arguments)
+        torch.manual_seed(SEED)
+        x: Tensor = arguments[chain.argument]
+        parts = split_tensors(chain.forms, tensors)
+        for (form, layer), probability in zip(parts, chain.dropout, strict=True):
+            x = F.dropout(torch.ops.torchweld.chain(x, layer, str(form)), probability)
+        x = x * chain.scale
+        allowed = 100 * torch.finfo(x.dtype).eps * float(x.abs().amax())
+        if float((x - y).abs().amax()) > allowed:
+            return "drops other values in training than a chain with dropout does"
+    return ""
+
+
+def enter(stack: ExitStack, module: nn.Module, training: bool) -> None:
+    """Runs of the module leave nothing behind, not even warnings."""
+    stack.enter_context(in_mode(module, training))
+    stack.enter_context(unchanged(module))
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+
+
+# ---- made-up tensors ----
+
+
+def made_arguments(signature: Signature, random: torch.Generator) -> dict[str, Any]:
+    return {
+        name: _made(spec, random) if isinstance(spec, TensorSpec) else spec
+        for name, spec in signature.arguments
+    }
+
+
+def _made(spec: TensorSpec, random: torch.Generator) -> Tensor:
+    """Random numbers, laid out in memory as the recorded tensor was."""
+    steps = zip(spec.shape, spec.stride, strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in steps) if 0 not in spec.shape else 0
+    if spec.dtype.is_floating_point:
+        values = torch.randn(count, generator=random, device="cpu").to(spec.dtype)
+    else:
+        values = torch.zeros(count, dtype=spec.dtype, device="cpu")
+    tensor: Tensor = values.to(spec.device).as_strided(spec.shape, spec.stride)
+    return tensor
+
+
+def random_like(tensor: Tensor, random: torch.Generator) -> Tensor:
+    """A weight of about the usual size."""
+    values = torch.randn(tensor.shape, generator=random, device="cpu")
+    values /= math.sqrt(max(tensor.shape[-1], 1))
+    return values.to(device=tensor.device, dtype=tensor.dtype)

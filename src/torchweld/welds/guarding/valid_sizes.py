@@ -1,0 +1,189 @@
+"""For which sizes of its argument a module computes the same: proved with symbols for sizes.
+
+A module was traced on the sizes it was called with. Here it runs once more on a fake tensor whose
+leading sizes are symbols that stand for 2, 3, 4, … If no branch asked for more than that, no number
+was made of a size, and the result has the argument's rows, then every size gives the same graph. A
+size of 1 is its own case: torch and models treat it apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchweld.core.interrupts import says_nothing
+from torchweld.welds.refusal_reasons import op_name
+from torchweld.welds.tracing.call_recording import Signature, TensorSpec
+from torchweld.welds.tracing.forward_trace import (
+    called,
+    faked,
+    forget_tensors,
+    in_call,
+    own_tensors,
+    tensor_specs,
+)
+
+# Leading dimensions of which every pattern of ones is tried; beyond, only those that were met.
+MOST_PATTERNS_DIMS = 2
+# Sizes that a condition between sizes is tried on.
+_SIZES = (2, 3, 4, 5, 7, 8, 16, 100, 1000)
+# A size that is no power of two and no usual width.
+_HINTS = (7, 11, 13, 17, 19, 23)
+
+
+ANY_DIMS = "*"  # in place of a pattern: any number of dimensions, of any sizes
+
+
+def pattern_of(leading: tuple[int, ...]) -> str:
+    """`"n1"` for leading sizes 8 × 1; nothing is proved about empty tensors."""
+    return "".join("1" if size == 1 else "n" for size in leading)
+
+
+def example_sizes(pattern: str) -> list[int]:
+    hints = itertools.cycle(_HINTS)
+    return [next(hints) if one == "n" else 1 for one in pattern]
+
+
+def patterns_to_try(shapes: list[tuple[int, ...]]) -> list[str]:
+    """For leading shapes of one number of dimensions."""
+    dims = len(shapes[0])
+    if dims <= MOST_PATTERNS_DIMS:
+        return ["".join(ones) for ones in itertools.product("n1", repeat=dims)]
+    return list(dict.fromkeys(["n" * dims, *map(pattern_of, shapes)]))
+
+
+def same_for_all_sizes(
+    module: nn.Module, signature: Signature, argument: str, pattern: str, out_features: int
+) -> bool:
+    """Whether calls whose leading sizes have this pattern of ones all compute the same."""
+    env, watch = ShapeEnv(duck_shape=False), _SizeWatch()
+    fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    try:
+        own: list[Tensor] = [
+            faked(fake, t, static_shapes=True) for t in own_tensors(module).values()
+        ]
+        given = {
+            name: _symbolic(fake, spec, pattern if name == argument else None)
+            for name, spec in tensor_specs(signature).items()
+        }
+        expected = [*map(str, given[argument].shape[:-1]), str(out_features)]
+        with in_call(module, signature), fake, watch, _watched_texts(watch):
+            y = called(module, signature, own, list(given.values()))
+    except Exception as error:
+        if says_nothing(error):
+            raise
+        return False  # what does not run on symbols is not proved
+    finally:
+        forget_tensors(fake)
+    same_shape = isinstance(y, Tensor) and [*map(str, y.shape)] == expected
+    return (
+        same_shape
+        and not watch.used
+        and not env.replacements
+        and all(_always(guard.expr) for guard in env.guards)
+    )
+
+
+def _symbolic(fake: FakeTensorMode, spec: TensorSpec, pattern: str | None) -> Tensor:
+    """A fake tensor with symbols for all sizes but those of 1, and the last of x."""
+    ones = pattern_of(spec.shape) if pattern is None else f"{pattern}1"
+    sizes = example_sizes(ones)
+    if pattern is not None:
+        sizes[-1] = spec.shape[-1]
+    kinds = [DimDynamic.DYNAMIC if one == "n" else DimDynamic.STATIC for one in ones]
+    example = torch.empty(sizes, dtype=spec.dtype, device=spec.device)
+    made: Tensor = fake.from_tensor(
+        example.requires_grad_(spec.requires_grad),
+        symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
+    )
+    return made
+
+
+def _always(condition: Any) -> bool:
+    """Whether a condition between sizes of 2 and more always holds.
+
+    torch asks for some itself: Ne(a*b, a), Ne(Mod(a, a*b), 0). One with a number in it is a
+    branch on that number, whoever asked.
+    """
+    numbers = {int(n) for n in condition.atoms(sympy.Integer)}
+    if numbers - {-1, 0, 1}:
+        return False
+    symbols = sorted(condition.free_symbols, key=str)
+    for values in itertools.product(_SIZES, repeat=len(symbols)):
+        if condition.subs(dict(zip(symbols, values, strict=True))) != sympy.true:
+            return False
+    return True
+
+
+# Ops that take sizes to arrange data. In any other, a size is a number that the result depends on.
+_ARRANGING = frozenset(
+    [
+        *("view", "reshape", "_unsafe_view", "_reshape_alias", "expand", "slice", "select"),
+        *("narrow", "as_strided", "split", "split_with_sizes", "unsafe_split", "unflatten"),
+        *("unbind", "chunk", "unsafe_chunk", "tensor_split", "squeeze", "flatten"),
+        *("empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like"),
+        *("sym_size", "sym_numel", "sym_stride", "sym_storage_offset"),
+        *("view_copy", "expand_copy", "_assert_tensor_metadata"),
+    ]
+)
+
+
+class _SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices a size that goes into an op as a number, or is written as a text."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.used = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = op_name(func).rpartition(".")[2]
+        if name not in _ARRANGING:
+            symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+            self.used |= any(isinstance(leaf, symbols) for leaf in tree_leaves((args, kwargs)))
+        return func(*args, **(kwargs or {}))
+
+
+def _text_codes() -> frozenset[CodeType]:
+    found = []
+    for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+        for name in ("__repr__", "__str__", "__format__", "__hash__", "_sympy_"):
+            method = kind.__dict__.get(name)
+            if isinstance(method, FunctionType):
+                found.append(method.__code__)
+    return frozenset(found)
+
+
+_TEXTS = _text_codes()
+
+
+@contextmanager
+def _watched_texts(watch: _SizeWatch) -> Iterator[None]:
+    """Texts of sizes leave no trace in conditions."""
+
+    def event(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in _TEXTS:
+            caller = frame.f_back
+            file = caller.f_code.co_filename if caller is not None else ""
+            watch.used |= not file.startswith(_TORCH)
+
+    before = sys.getprofile()
+    sys.setprofile(event)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+_TORCH = torch.__file__.rpartition("__init__")[0]

@@ -1,0 +1,1 @@
+"""Reads a traced graph as a chain of layers."""

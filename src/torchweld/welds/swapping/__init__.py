@@ -1,0 +1,1 @@
+"""Welds modules in place and undoes it. Nothing else changes a model."""

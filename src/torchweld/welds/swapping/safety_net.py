@@ -1,0 +1,81 @@
+"""The safety net: a call of a welded block compared with the original, by the numerical rule.
+
+`Checking` says which calls are compared: the first few of a block, or a sample. `disagreement` is
+the comparison. It compares twice, since the reference in fp64 is computed from the block's form:
+the original has to be within the rule of that form, or it computes something else, and the welded
+result has to be within the rule of the original.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchweld.core.blocks import LayerForm, format_spec
+from torchweld.numerics.rule import check_block, judge, scales_of
+from torchweld.ops.backends import reference_backend
+
+
+class Checking:
+    """Which calls of one block to compare; `done` counts those that were."""
+
+    def __init__(self, *, first: int = 0, sample: float = 0.0) -> None:
+        self.first, self.sample = first, sample
+        self.done = 0
+        self._random = random.Random(0)  # the same calls in every run
+        self._lock = threading.Lock()
+
+    def wanted(self) -> bool:
+        """Whether to compare this call."""
+        with self._lock:
+            wanted = self.done < self.first or self._random.random() < self.sample
+            self.done += wanted
+        return wanted
+
+    @property
+    def over(self) -> bool:
+        return self.sample == 0.0 and self.done >= self.first
+
+
+@torch.no_grad()
+def disagreement(
+    welded: Tensor,
+    original: Tensor,
+    x: Tensor,
+    tensors: Sequence[Tensor],
+    forms: Sequence[LayerForm],
+    *,
+    scale: float = 1.0,
+    gradients: bool = False,
+) -> str | None:
+    """What is wrong with `welded`, in one sentence, or None. `gradients`: judge the op's too."""
+    plain = reference_backend.chain(x, tensors, forms) * scale
+    exact = reference_backend.chain(x.double(), [t.double() for t in tensors], forms) * scale
+    size = scales_of(x, tensors, forms).outputs[0] * abs(scale)
+    meant = judge(original, plain, exact, size)
+    if not meant.within:
+        return f"the module computes something else than its block ({meant.reason})"
+    found = judge(welded, original, exact, size)
+    if not found.within:
+        return found.reason
+    return _wrong_gradient(x, tensors, forms, original.shape) if gradients else None
+
+
+def _wrong_gradient(
+    x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm], shape: torch.Size
+) -> str | None:
+    spec, draw = format_spec(forms), torch.Generator().manual_seed(0)
+    grad = torch.randn(shape, generator=draw, dtype=torch.float64).to(x)
+
+    def op(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        y: Tensor = torch.ops.torchweld.chain(x, list(tensors), spec)
+        return y
+
+    for name, judged in check_block(op, x, tensors, forms, grads=[grad]).items():
+        if not judged.within:
+            return f"{name}: {judged.reason}"
+    return None

@@ -1,0 +1,1 @@
+"""Recorded calls and traced graphs of modules."""

@@ -1,0 +1,390 @@
+"""What a module computes on a recorded signature, as a functional graph of aten ops.
+
+Fake tensors stand for the arguments, parameters and buffers, so that a trace takes no memory and
+multiplies nothing; a model on meta is traced on its own tensors. Composite ops (linear, split,
+dropout) stay whole: `make_fx(pre_dispatch=True)`. A change in place, through whatever alias,
+becomes part of the value that it changes: `FunctionalTensorMode` inside. What outlives the call
+must not change, and what cannot be followed is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from torchweld.core.inputs import first_line
+from torchweld.core.interrupts import says_nothing
+from torchweld.welds.refusal_reasons import Refused, op_name, raised_at, source_of
+from torchweld.welds.tracing.call_recording import (
+    Signature,
+    TensorSpec,
+    attributes_of,
+    changed_attributes,
+    forward_signature,
+    restore_attributes,
+)
+
+_torch: Any = torch  # what has no types
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A graph whose placeholders stand, in order, for `state` and then for `arguments`."""
+
+    graph: fx.Graph
+    state: tuple[tuple[str, Tensor], ...]  # the module's own tensors
+    arguments: tuple[tuple[str, TensorSpec], ...]
+    grad: bool  # whether gradients were enabled
+    changes: tuple[str, ...]  # attributes that the call set or changed
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether there is any product in it."""
+        names = (op_name(node.target).removeprefix("aten.") for node in self.graph.nodes)
+        return any(name in _PRODUCTS for name in names)
+
+    @property
+    def sizeless(self) -> bool:
+        """Whether there are only ops that do the same to every row, whatever sizes x has."""
+        calls = [node for node in self.graph.nodes if node.op == "call_function"]
+        return all(op_name(node.target) in _SIZELESS for node in calls)
+
+
+_SIZELESS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("linear", "gelu", "relu", "silu", "tanh", "sigmoid", "elu", "mish", "hardswish"),
+        *("softplus", "leaky_relu", "selu", "celu", "relu6", "hardtanh", "hardsigmoid", "erf"),
+        *("mul", "add", "sub", "div", "neg", "pow", "square", "exp", "log1p", "sqrt", "rsqrt"),
+        *("clamp", "clamp_min", "clamp_max", "abs", "maximum", "minimum", "where", "dropout"),
+        *("alias", "detach"),
+    )
+)
+_PRODUCTS = (
+    *("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "tensordot"),
+    *("bilinear", "_grouped_mm", "linalg_multi_dot", "_weight_int8pack_mm", "_weight_int4pack_mm"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer"),
+)
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; one that has several names has the first."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
+
+
+class _TracedForward(nn.Module):
+    """Calls a module's forward, and not the hooks around it: those stay where they are."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, arguments: dict[str, Any]) -> Any:
+        return call_forward(self.inner, arguments)
+
+
+def call_forward(module: nn.Module, arguments: dict[str, Any]) -> Any:
+    """`module.forward` with arguments by name."""
+    signature = forward_signature(module)
+    parameters = {} if signature is None else signature.parameters
+    unnamed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    first = [arguments[name] for name in unnamed if name in arguments]
+    rest = {name: value for name, value in arguments.items() if name not in unnamed}
+    return module.forward(*first, **rest)
+
+
+def call_with(module: nn.Module, tensors: dict[str, Tensor], arguments: dict[str, Any]) -> Any:
+    """`module.forward` with other tensors in place of its own."""
+    named = {f"inner.{name}": tensor for name, tensor in tensors.items()}
+    return torch.func.functional_call(_TracedForward(module), named, (arguments,))
+
+
+@functools.cache
+def _tracer_options() -> dict[str, Any]:
+    options: dict[str, Any] = {"tracing_mode": "real", "pre_dispatch": True}
+    if "record_stack_traces" in inspect.signature(make_fx).parameters:
+        options["record_stack_traces"] = True  # not in every torch; source lines are lost then
+    return options
+
+
+def trace(module: nn.Module, signature: Signature) -> Traced:
+    """Refused if it cannot be traced, with the op and the line that are in the way."""
+    own, given = own_tensors(module), tensor_specs(signature)
+    with traceable(module, signature) as (state, arguments, changed):
+        followed = _Followed(module, signature)
+        with refusing():
+            graph = _graph(followed.run, state, arguments)
+        changes = tuple(changed())
+    if followed.mutated:
+        raise Refused(followed.mutated, *_first_change(module, signature))
+    _check_functional(graph)
+    return Traced(
+        graph=graph,
+        state=tuple(own.items()),
+        arguments=tuple(given.items()),
+        grad=signature.grad,
+        changes=changes,
+    )
+
+
+def _graph(run: Callable[..., Any], own: list[Tensor], given: list[Tensor]) -> fx.Graph:
+    # A function of its own: make_fx counts the arguments of a method with its self.
+    made: fx.GraphModule = make_fx(lambda a, b: run(a, b), **_tracer_options())(own, given)
+    return made.graph
+
+
+def tensor_specs(signature: Signature) -> dict[str, TensorSpec]:
+    return {n: s for n, s in signature.arguments if isinstance(s, TensorSpec)}
+
+
+@contextmanager
+def in_call(module: nn.Module, signature: Signature) -> Iterator[Callable[[], list[str]]]:
+    """Inside, modes are those of a recorded call; afterwards the module is as it was.
+
+    Gives what says which attributes have changed.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(in_mode(module, signature.training))
+        changed = stack.enter_context(unchanged(module))
+        stack.enter_context(torch.set_grad_enabled(signature.grad))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # they were shown when the model ran
+        stack.enter_context(_silent(logging.getLogger(FakeTensorMode.__module__)))
+        yield changed
+
+
+@contextmanager
+def traceable(
+    module: nn.Module, signature: Signature
+) -> Iterator[tuple[list[Tensor], list[Tensor], Callable[[], list[str]]]]:
+    """Tensors to trace on, of the module and of the call, in the modes of the call."""
+    state, specs = own_tensors(module), tensor_specs(signature)
+    devices = [*(t.device for t in state.values()), *(s.device for s in specs.values())]
+    with ExitStack() as stack:
+        changed = stack.enter_context(in_call(module, signature))
+        if any(device.type == "meta" for device in devices):
+            own = list(state.values())
+        else:
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            stack.callback(forget_tensors, fake)
+            stack.enter_context(fake)
+            own = [faked(fake, tensor) for tensor in state.values()]
+        given = [_empty(spec) for spec in specs.values()]
+        stack.enter_context(_Limit())  # type: ignore[no-untyped-call]
+        yield own, given, changed
+
+
+def faked(fake: FakeTensorMode, tensor: Tensor, **options: Any) -> Tensor:
+    """A fake of the module's own tensor. One made in inference mode stands for an ordinary one:
+    what is computed does not differ."""
+    if tensor.is_inference():
+        with fake, torch.inference_mode(False):
+            plain = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+            return plain.requires_grad_(tensor.requires_grad)
+    return fake.from_tensor(tensor, **options)
+
+
+def called(module: nn.Module, signature: Signature, own: list[Tensor], given: list[Tensor]) -> Any:
+    """The recorded call with these tensors for the module's own and for the arguments."""
+    plain = {n: s for n, s in signature.arguments if not isinstance(s, TensorSpec)}
+    arguments = {**dict(zip(tensor_specs(signature), given, strict=True)), **plain}
+    return call_with(module, dict(zip(own_tensors(module), own, strict=True)), arguments)
+
+
+class _Followed:
+    """Runs a module's forward on functional tensors, which turn changes in place into values."""
+
+    def __init__(self, module: nn.Module, signature: Signature) -> None:
+        self._module, self._signature = module, signature
+        self._state = list(own_tensors(module))
+        self._specs = list(tensor_specs(signature))
+        self.mutated = ""  # which of what outlives the call was changed, in words
+
+    def run(self, own: list[Tensor], given: list[Tensor]) -> Any:
+        with FunctionalTensorMode(pre_dispatch=True, export=True, _allow_token_discovery=False):
+            state: list[Tensor] = [FunctionalTensor.to_functional(tensor) for tensor in own]
+            arguments: list[Tensor] = [FunctionalTensor.to_functional(tensor) for tensor in given]
+            result = called(self._module, self._signature, state, arguments)
+            for name, tensor in zip(self._state, state, strict=True):
+                if _was_changed(tensor):
+                    self.mutated = f"changes its own {name}"
+            for name, tensor in zip(self._specs, arguments, strict=True):
+                if _was_changed(tensor):
+                    self.mutated = f"changes its argument {name} in place"
+            return tree_map_only(FunctionalTensor, _plain_tensor, result)
+
+
+def _was_changed(tensor: Any) -> bool:
+    """Contents or shape of a functional tensor, through whatever alias."""
+    _torch._sync(tensor)
+    inner = tensor.elem
+    return bool(
+        _torch._functionalize_has_data_mutation(inner)
+        or _torch._functionalize_has_metadata_mutation(inner)
+    )
+
+
+def _plain_tensor(tensor: Any) -> Tensor:
+    _torch._sync(tensor)
+    plain: Tensor = _torch._from_functional_tensor(tensor.elem)
+    return plain
+
+
+def _first_change(module: nn.Module, signature: Signature) -> tuple[str, str]:
+    """The first op that changes something in place, and its line; for a message only."""
+    try:
+        with traceable(module, signature) as (state, arguments, _):
+            run = functools.partial(called, module, signature)
+            nodes = list(_graph(run, state, arguments).nodes)
+    except Exception as error:  # a refusal without its line is one too
+        if says_nothing(error):
+            raise
+        return "", ""
+    for node in nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            return op_name(node.target), source_of(node.stack_trace)
+    return "", ""
+
+
+# Left in a graph where `h.data = other` gave a tensor other contents behind everybody's back.
+_SWAPPED = "_has_compatible_shallow_copy_type"
+
+
+def _check_functional(graph: fx.Graph) -> None:
+    """Refused if something is left that changes a tensor in place: it was not followed."""
+    for node in graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            continue
+        op = op_name(target)
+        if target._schema.is_mutable or op.endswith(_SWAPPED):
+            reason = f"{op.removeprefix('aten.')} changes a tensor in a way that cannot be followed"
+            raise Refused(reason, op, source_of(node.stack_trace))
+
+
+def forget_tensors(fake: FakeTensorMode) -> None:
+    """Drops what a mode remembers of the tensors that it has faked.
+
+    It holds weak references to them, and lives on in reference cycles until the next garbage
+    collection; until then torch.utils.swap_tensors would refuse the model's parameters.
+    """
+    converter = fake.fake_tensor_converter
+    meta = getattr(converter, "meta_converter", None)
+    for holder in (converter, meta, getattr(meta, "describer", None)):
+        for memory in vars(holder).values() if holder is not None else ():
+            if isinstance(memory, MutableMapping):
+                memory.clear()
+
+
+# Far more than a chain of the largest size has. A loop over time steps has many more, each of which
+# would take a millisecond to trace.
+MOST_OPS = 1500
+
+
+class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives up on graphs that no chain can have."""
+
+    ops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        if self.ops > MOST_OPS:
+            raise Refused(f"runs more than {MOST_OPS} ops", op_name(func))
+        return func(*args, **(kwargs or {}))
+
+
+def _empty(spec: TensorSpec) -> Tensor:
+    tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    return tensor.requires_grad_(spec.requires_grad)
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """An op that cannot be traced is refused, not logged."""
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What goes wrong in a trace, as a refusal."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise Refused(
+            "its control flow or its shapes depend on values", op_name(error.func), raised_at(error)
+        ) from error
+    except UnsupportedOperatorException as error:
+        op = op_name(error.func)
+        raise Refused(f"{op} cannot be traced", op, raised_at(error)) from error
+    except Exception as error:  # foreign code, run on tensors that it was not written for
+        if says_nothing(error):
+            raise
+        if "data-dependent" in str(error) or "tracing tensor" in str(error):
+            raise Refused(
+                "its control flow or its shapes depend on values", "", raised_at(error)
+            ) from error
+        raise Refused(f"cannot be traced: {first_line(error)}", "", raised_at(error)) from error
+
+
+@contextmanager
+def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Inside, a module that is in the other mode is in this one, with all it holds."""
+    modes = [(inner, inner.training) for inner in module.modules()]
+    try:
+        if module.training != training:
+            for inner, _ in modes:
+                inner.training = training  # a train() of its own may do more than that
+        yield
+    finally:
+        for inner, mode in modes:
+            inner.training = mode
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Afterwards no fake tensor is left in an attribute. Gives what says which have changed."""
+    before = {name: (inner, attributes_of(inner)) for name, inner in module.named_modules()}
+
+    def changed() -> list[str]:
+        return [
+            f"{name}.{attribute}" if name else attribute
+            for name, (inner, attributes) in before.items()
+            for attribute in changed_attributes(inner, attributes)
+        ]
+
+    try:
+        yield changed
+    finally:
+        for inner, attributes in before.values():
+            restore_attributes(inner, attributes)
