@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchweld.profiles.profile_diff import Diff, diff
     from torchweld.profiles.recording.live_profile import profile
     from torchweld.profiles.recording.loop_profile import profiling
-    from torchweld.profiles.traces.trace_reading import read_trace
+    from torchweld.profiles.recording.trace_profile import read_trace
     from torchweld.timing import Comparison, compare
     from torchweld.welds.finding.find import find
     from torchweld.welds.swapping.original_code import OriginalCodeWarning
@@ -70,7 +70,7 @@ _WHERE = {
     "plan_of": "plans.planner",
     "profile": "profiles.recording.live_profile",
     "profiling": "profiles.recording.loop_profile",
-    "read_trace": "profiles.traces.trace_reading",
+    "read_trace": "profiles.recording.trace_profile",
     "record": "core.inputs",
     "repack": "ops.packing",
     "stats": "welds.swapping.swap",

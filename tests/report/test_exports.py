@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.live_profile import profile as take
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 from torchweld.report import chrome_trace, folded, speedscope
 
 

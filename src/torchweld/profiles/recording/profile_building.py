@@ -13,13 +13,13 @@ from torchweld.core.interrupts import is_interrupt
 from torchweld.machine import hardware
 from torchweld.profiles.accounting.device_account import device_account, with_kernels
 from torchweld.profiles.accounting.memory_account import memory_account
-from torchweld.profiles.accounting.pricing_machine import usual_peaks
 from torchweld.profiles.attributing.attribution import Costs, ModulePlace, attribute, signature
 from torchweld.profiles.doubts import doubt
 from torchweld.profiles.events import MODULE, Recording
 from torchweld.profiles.profile import About, Compilation, Profile, Timing
 from torchweld.profiles.recording.core_waiting import TOLERATED
 from torchweld.profiles.recording.instrument import Roots, is_compiled, places
+from torchweld.profiles.recording.pricing_machine import usual_peaks
 from torchweld.profiles.recording.profiler_overhead import (
     Round,
     calibrate,
