@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torchweld.plans.plan import Plan
     from torchweld.plans.planner import apply, fuse, plan, plan_of
     from torchweld.profiles.accounting.account import Account, account
+    from torchweld.profiles.accounting.profile_diff import Diff, diff
     from torchweld.profiles.expecting.expectation import ExpectationError, expect
     from torchweld.profiles.profile import Profile
-    from torchweld.profiles.profile_diff import Diff, diff
     from torchweld.profiles.recording.live_profile import profile
     from torchweld.profiles.recording.loop_profile import profiling
     from torchweld.profiles.recording.trace_profile import read_trace
@@ -42,7 +42,7 @@ _WHERE = {
     "Account": "profiles.accounting.account",
     "Check": "numerics.model_check",
     "Comparison": "timing",
-    "Diff": "profiles.profile_diff",
+    "Diff": "profiles.accounting.profile_diff",
     "ExpectationError": "profiles.expecting.expectation",
     "Finding": "findings",
     "FusedMLP": "ops.fused_mlp",
@@ -58,7 +58,7 @@ _WHERE = {
     "check_calls": "welds.swapping.swap",
     "compare": "timing",
     "diagnose": "findings",
-    "diff": "profiles.profile_diff",
+    "diff": "profiles.accounting.profile_diff",
     "disabled": "welds.swapping.swap",
     "expect": "profiles.expecting.expectation",
     "find": "welds.finding.find",

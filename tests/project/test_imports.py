@@ -42,6 +42,7 @@ ROOMS = {
 # What lies directly in the room stands before all of them.
 SUBROOMS = {
     "welds": ("cloning", "tracing", "recognising", "guarding", "finding", "swapping"),
+    "profiles": ("attributing", "accounting", "traces", "recording", "expecting"),
 }
 # `print(plan)` shows the report of it: the one import that points upwards.
 DOORS = {("plans.plan", "report")}
