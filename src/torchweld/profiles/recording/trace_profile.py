@@ -124,5 +124,6 @@ def _profile_of(
         memory=memory_account(recording, found),
         peaks=machine.peaks,
         op_cost_us=machine.op_cost_us,
+        fused_call_us=machine.fused_call_us,
         notices=tuple(notices),
     )
