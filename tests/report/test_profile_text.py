@@ -23,8 +23,8 @@ from torchweld.profiles.recording.profile_building import describe
 from torchweld.report import View, profile_sections, profile_text
 from torchweld.report.module_tree import MOST_ROWS, Tree, label, merged_path
 from torchweld.report.profile_sections import findings_section
-from torchweld.report.profile_verdict import PARTS, bar, bar_cells
-from torchweld.report.style import clean, cut, to_text
+from torchweld.report.profile_verdict import PARTS, bar
+from torchweld.report.style import bar_cells, clean, cut, to_text
 
 
 def text_of(profile: Profile, findings: Any = None, **view: Any) -> str:

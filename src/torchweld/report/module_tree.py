@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.figures import MINUS, figure, size, unit_of
+from torchweld.core.figures import figure, size, unit_of
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.texts import clean
 from torchweld.profiles.accounting.splits import Account, Split, added, measured
 from torchweld.profiles.profile import Profile, deepest_first
 from torchweld.report.profile_verdict import largest_waste
-from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, cut
+from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, cut, percent
 
 Order = Literal["model", "time", "waste", "ops"]
 ORDERS: tuple[Order, ...] = ("model", "time", "waste", "ops")
@@ -358,11 +358,6 @@ def waste_cell(given: Split | NotMeasured | None, step_us: float) -> Text:
     if most is None or most.of(split) < 0.005 * step_us:
         return Text("")
     return Text(f"{most.brief:<6} {percent(most.of(split) / step_us):>5}", style=most.style)
-
-
-def percent(part: float) -> str:
-    """Whole percents, for narrow columns."""
-    return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %".replace("-", MINUS)
 
 
 def label(row: TreeRow, width: int) -> str:

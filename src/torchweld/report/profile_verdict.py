@@ -5,7 +5,7 @@ In: a `Profile`, its `Account` (or one module's `Split`). Out: `rich` texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.texts import clean
 from torchweld.profiles.accounting.account import Account, Split
 from torchweld.profiles.profile import Profile
-from torchweld.report.style import WIDTH
+from torchweld.report.style import WIDTH, bar_cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,20 +133,6 @@ def _what_takes(profile: Profile, step_us: float) -> str:
 
 
 # ---- the bar ----
-
-
-def bar_cells(values: Sequence[float], width: int) -> list[int]:
-    """Columns for each value, `width` in all; what is below zero gets none."""
-    positive = [max(value, 0.0) for value in values]
-    whole = sum(positive)
-    if whole <= 0:
-        return [0] * len(values)
-    exact = [value / whole * width for value in positive]
-    cells = [int(value) for value in exact]
-    by_rest = sorted(range(len(exact)), key=lambda i: cells[i] - exact[i])
-    for i in by_rest[: width - sum(cells)]:
-        cells[i] += 1
-    return cells
 
 
 def bar(split: Split, width: int = WIDTH) -> Text:

@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.core.figures import MINUS
 from torchweld.core.texts import clean, clean_lines
 
 WIDTH = 100
@@ -44,6 +45,25 @@ def cut_left(text: str, width: int) -> str:
 def brief_arguments(extra: str) -> str:
     """`in_features=768, out_features=3072, bias=True` -> `768, 3072, True`."""
     return re.sub(r"\b[A-Za-z_]\w*=", "", extra)
+
+
+def percent(part: float) -> str:
+    """Whole percents, for narrow columns."""
+    return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %".replace("-", MINUS)
+
+
+def bar_cells(values: Sequence[float], width: int) -> list[int]:
+    """Columns for each value, `width` in all; what is below zero gets none."""
+    positive = [max(value, 0.0) for value in values]
+    whole = sum(positive)
+    if whole <= 0:
+        return [0] * len(values)
+    exact = [value / whole * width for value in positive]
+    cells = [int(value) for value in exact]
+    by_rest = sorted(range(len(exact)), key=lambda i: cells[i] - exact[i])
+    for i in by_rest[: width - sum(cells)]:
+        cells[i] += 1
+    return cells
 
 
 # ---- layout ----
