@@ -354,7 +354,7 @@ def test_memory_groups_what_layers_made_alike() -> None:
     )
     text = text_of(replace(profile, memory=memory))
     flat = " ".join(text.split())
-    assert "12 allocations of 5.00 MB a step; peak 3.00 MB" in flat
+    assert "12 allocations of 5.00 MB per step; peak 3.00 MB" in flat
     assert "layers.*.mlp.up 2.00 MB linear" in flat
     assert "layers.*.mlp.act 800 kB" in flat
     assert "head 1.00 MB linear" in flat

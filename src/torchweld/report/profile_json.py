@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def summary(profile: Profile, account: Account, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Names of fields are those of the dataclasses; times are µs a step, as their names say."""
+    """Names of fields are those of the dataclasses; times are µs per step, as their names say."""
     device = profile.device
     brief = replace(device, kernels=(), calls=(), gaps=()) if device is not None else None
     data = {
@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: what is no number is null."""
+    """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -22,7 +22,7 @@ from torchweld.report.style import WIDTH, bar_cells
 
 @dataclass(frozen=True, kw_only=True)
 class BarPart:
-    """One part of a `Split` and how it looks; `sign` tells it apart where there is no colour."""
+    """One part of a `Split` and how it looks; `sign` tells it apart without colour."""
 
     field: str
     name: str
@@ -65,7 +65,7 @@ WASTES = tuple(part for part in PARTS if part.waste)
 
 
 def largest_waste(split: Split) -> BarPart | None:
-    """The part that wastes most; None where nothing is wasted."""
+    """The part that wastes most; None if nothing is wasted."""
     most = max(WASTES, key=lambda part: part.of(split))
     return most if most.of(split) > 0 else None
 
@@ -146,7 +146,7 @@ def bar(split: Split, width: int = WIDTH) -> Text:
 
 
 def legend(split: Split, whole_us: float, width: int = WIDTH) -> Table:
-    """Under the bar: sign, name, time and share of each part."""
+    """Below the bar: sign, name, time and share of each part."""
     names = [part.name if width >= WIDTH else part.brief for part in PARTS]
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in PARTS:

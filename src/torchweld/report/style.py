@@ -23,7 +23,7 @@ from torchweld.core.figures import MINUS
 from torchweld.core.texts import clean, clean_lines
 
 WIDTH = 100
-# Columns that the names of modules and ops need to be told apart.
+# Names of modules and ops need this many columns to be told apart.
 LEAST_LABEL = 28
 
 
@@ -38,7 +38,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_left(text: str, width: int) -> str:
-    """As `cut`, but the end is kept: of a path that is the part that tells."""
+    """As `cut`, but the end is kept: the part of a path that matters."""
     return cut(text[::-1], width)[::-1]
 
 
@@ -53,7 +53,7 @@ def percent(part: float) -> str:
 
 
 def bar_cells(values: Sequence[float], width: int) -> list[int]:
-    """Columns for each value, `width` in all; what is below zero gets none."""
+    """Columns for each value, `width` in all; negative values get none."""
     positive = [max(value, 0.0) for value in values]
     whole = sum(positive)
     if whole <= 0:
@@ -92,7 +92,7 @@ def table(*columns: tuple[str, Literal["left", "right"]], indent: int = 2) -> Ta
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a `Sheet`; one that is `spare` goes where there is no room for it."""
+    """A column of a `Sheet`; a `spare` one is left out if there is no room for it."""
 
     name: str
     width: int
@@ -101,7 +101,7 @@ class Column:
 
 
 class Sheet:
-    """A table whose first column takes the room that the others leave, and then some more."""
+    """A table whose first column takes the room that the others leave."""
 
     def __init__(self, first: str, columns: Sequence[Column], width: int, indent: int = 2) -> None:
         self.columns = list(columns)
