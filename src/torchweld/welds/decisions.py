@@ -6,32 +6,31 @@ A `Decision` is saved and loaded by `torchweld.core.records`. M rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from torchweld.core.records import Word
+from torchweld.ops.backends import Abilities, backend_named
 from torchweld.welds.found_blocks import Block
-
-BackendName = Literal["cpu", "torch", "reference", "compile"]
-
-# Without a packed copy, and with one.
-_MODES = {
-    "cpu": ("natural", "packed"),
-    "torch": ("aten", "mkldnn"),
-    "reference": ("eager", "eager"),
-    "compile": ("inductor", "inductor"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """One way to run a block; `packed` keeps a copy of the weights in the kernel's own layout."""
 
-    backend: BackendName
+    backend: Word
     packed: bool = False
+
+    def __post_init__(self) -> None:
+        backend_named(self.backend)  # or a TorchweldError that lists the backends there are
+
+    @property
+    def abilities(self) -> Abilities:
+        return backend_named(self.backend).abilities
 
     @property
     def mode(self) -> str:
         """As the backend calls it."""
-        return _MODES[self.backend][self.packed]
+        can = self.abilities
+        return ((self.packed and can.packed_mode) or can.modes[0]).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +52,9 @@ class Decision:
         return tuple(choice for _, _, choice in self.by_rows if choice is not None)
 
     @property
-    def natural_for_any_rows(self) -> bool:
+    def in_graphs(self) -> bool:
         """Whether a graph that does not know its row counts may hold the op: each range has it."""
-        kinds = [choice is not None and choice.backend == "cpu" for _, _, choice in self.by_rows]
+        kinds = [choice is not None and choice.abilities.in_graphs for *_, choice in self.by_rows]
         return bool(kinds) and all(kinds)
 
     def problems(self) -> list[str]:
@@ -70,6 +69,8 @@ class Decision:
             elif first <= end:
                 found.append(f"its table has two choices for {first} rows; ranges must not overlap")
             end = max(end, last)
-            if choice is not None and choice.packed and choice.backend in ("reference", "compile"):
+            if choice is not None and choice.packed and choice.abilities.packed_mode is None:
                 found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
+            if choice is not None and self.training and not choice.abilities.trains:
+                found.append(f"backend {choice.backend} has no gradients; give training=False")
         return found
