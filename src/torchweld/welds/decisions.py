@@ -6,7 +6,9 @@ A `Decision` is saved and loaded by `torchweld.core.records`. M rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from torchweld.core.arguments import check_flags, check_kind, misfit
 from torchweld.core.records import Word
 from torchweld.ops.backends import Abilities, backend_named
 from torchweld.welds.found_blocks import Block
@@ -21,6 +23,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         backend_named(self.backend)  # or a TorchweldError that lists the backends there are
+        check_flags("Choice", packed=self.packed)
 
     @property
     def abilities(self) -> Abilities:
@@ -40,6 +43,13 @@ class Decision:
     block: Block
     by_rows: tuple[tuple[int, int, Choice | None], ...]
     training: bool = False  # whether calls with gradients or in training mode are covered
+
+    def __post_init__(self) -> None:
+        check_kind("Decision", "block", self.block, Block, "one of those that tw.find returns")
+        check_flags("Decision", training=self.training)
+        if not isinstance(self.by_rows, (tuple, list)) or not all(map(_is_range, self.by_rows)):
+            allowed = "a tuple of (first row count, last, tw.Choice or None)"
+            raise misfit("Decision", "by_rows", self.by_rows, allowed)
 
     def choice(self, rows: int) -> Choice | None:
         for first, last, choice in self.by_rows:
@@ -74,3 +84,10 @@ class Decision:
             if choice is not None and self.training and not choice.abilities.trains:
                 found.append(f"backend {choice.backend} has no gradients; give training=False")
         return found
+
+
+def _is_range(row: Any) -> bool:
+    match row:
+        case (int(), int(), None | Choice()):
+            return True
+    return False

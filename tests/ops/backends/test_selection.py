@@ -27,6 +27,13 @@ from torchweld.ops.backends.cpu_backend import CpuBackend
 
 BLOCK = Form(kind="chain", forms=parse_spec("gelu/b;identity/b"), sizes=((8, 16), (16, 4)))
 SHAPES = [(3, 8)]
+ANYTHING = Abilities(
+    devices=None,
+    modes=(BackendMode(name="plain"), BackendMode(name="other")),
+    needs="nothing",
+    trains=True,
+    deterministic=True,
+)
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,7 @@ class Fake:
 
     name: str
     reasons: tuple[str, ...] = ()
-    abilities: Abilities = Abilities(
-        devices=None,
-        modes=(BackendMode(name="plain"), BackendMode(name="other")),
-        needs="nothing",
-        trains=True,
-        deterministic=True,
-    )
+    abilities: Abilities = ANYTHING
 
     def unavailable(self) -> list[str]:
         return []

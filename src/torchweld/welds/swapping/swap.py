@@ -89,10 +89,22 @@ def weld(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
     A block that is welded already is welded anew; others stay as they are. If any decision does not
     fit the model, a TorchweldError lists everything that is wrong, and nothing is changed.
     """
+    root, decisions = _plain_root(model), _listed(decisions)
     with Apart() as apart:  # where no interrupt can leave the tracer halfway
-        prepared = apart(_prepared, _plain_root(model), decisions)
+        prepared = apart(_prepared, root, decisions)
     _swap(prepared, [])
     return model
+
+
+def _listed(decisions: Iterable[Decision]) -> list[Decision]:
+    allowed = "a list of tw.Decision, as plan.decisions is"
+    if isinstance(decisions, (str, bytes, nn.Module)) or not isinstance(decisions, Iterable):
+        raise misfit("weld", "decisions", decisions, allowed)
+    found = list(decisions)
+    for one in found:
+        if not isinstance(one, Decision):
+            raise misfit("weld", "one of the decisions", one, allowed)
+    return found
 
 
 @all_or_nothing
