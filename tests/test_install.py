@@ -235,7 +235,7 @@ def test_kernels_of_one_instruction_set_share_no_symbol_with_another() -> None:
     if build is None or nm is None:
         pytest.skip("needs the compiled part and nm")
     folder = ROOT / "build" / f"torch{build.torch}-{sys.implementation.cache_tag}"
-    objects = sorted(folder.glob("kernels.*.o"))
+    objects = sorted(folder.glob("kernel_table.*.o"))
     if not objects:
         pytest.skip("the objects of this build are not in build/")
     assert {path.name.split(".")[1] for path in objects} == set(build.isas)

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "api.h"
-#include "vec.h"
+#include "kernel_api.h"
+#include "vectors.h"
 
 namespace {
 

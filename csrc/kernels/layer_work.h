@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <new>
 
-#include "api.h"
-#include "finish.h"
-#include "panels.h"
+#include "kernel_api.h"
 #include "team.h"
+#include "tile_finish.h"
+#include "weight_panels.h"
 
 namespace {
 

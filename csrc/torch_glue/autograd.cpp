@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "checks.h"
+#include "argument_checks.h"
 #include "tangents.h"
 
 namespace torchweld {

@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/api.h"
-#include "rolling.h"
+#include "kernels/kernel_api.h"
+#include "rolling_check.h"
 
 namespace torchweld {
 
@@ -23,7 +23,7 @@ using at::Tensor;
 // One tensor as it was. The storage is held weakly: its address cannot be given to another storage while
 // we look, so comparing addresses is enough (after `p.data = new` the allocator gave pointer and version
 // back in 15 of 50 tries). A fused optimizer and edits through `.data` leave no trace in the version: for
-// them, a strided sample of the contents here, and the rest by and by: see rolling.h.
+// them, a strided sample of the contents here, and the rest by and by: see rolling_check.h.
 struct Seen {
   static constexpr int kSamples = 16;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;

@@ -5,7 +5,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "copies.h"
+#include "torch_glue/packed_copies.h"
 
 namespace {
 

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstring>
 
-#include "checks.h"
+#include "argument_checks.h"
 #include "huge_pages.h"
-#include "rolling.h"
+#include "rolling_check.h"
 
 namespace torchweld {
 

@@ -16,11 +16,11 @@
 #include <cstring>
 #include <optional>
 
-#include "checks.h"
+#include "dependency_watch.h"
 #include "kernels/team.h"
-#include "pack.h"
-#include "tangents.h"
-#include "watch.h"
+#include "pack_object.h"
+#include "torch_glue/argument_checks.h"
+#include "torch_glue/tangents.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "api.h"
-#include "gemm.h"
+#include "kernel_api.h"
+#include "micro_kernels.h"
 
 namespace {
 

@@ -17,9 +17,9 @@
 #include <cstdint>
 #include <new>
 
-#include "api.h"
+#include "kernel_api.h"
 #include "team.h"
-#include "vec.h"
+#include "vectors.h"
 
 // GCC 10 and clang 9 are the first to have it.
 #if defined(__x86_64__) && defined(__has_include)

@@ -10,9 +10,9 @@
 // count does not change a bit of the result.
 #include <atomic>
 
-#include "api.h"
+#include "kernel_api.h"
 #include "layer_work.h"
-#include "probe.h"
+#include "machine_probes.h"
 #include "team.h"
 
 #define TW_NAME(a, b) a##b

@@ -17,7 +17,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "vec.h"
+#include "vectors.h"
 
 namespace {
 

@@ -71,7 +71,7 @@ struct Kernels {
   double (*probe_read)(size_t bytes, int threads, double seconds);
 };
 
-// dispatch.cpp: the table in use (best the CPU supports, or TORCHWELD_ISA), and what there is.
+// isa_dispatch.cpp: the table in use (best the CPU supports, or TORCHWELD_ISA), and what there is.
 struct IsaState {
   const char* name;
   bool built, supported;

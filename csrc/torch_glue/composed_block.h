@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "spec.h"
+#include "block_spec.h"
 
 namespace torchweld {
 

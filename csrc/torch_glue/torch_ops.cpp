@@ -7,7 +7,7 @@
 //                 come out is written in the tensor: ops.py has what stands for it where only shapes are known.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, which it sees to.
 //
-// checks.h refuses, layers.h finds the weights, autograd.cpp has gradients and autocast.
+// argument_checks.h refuses, kernel_layers.h finds the weights, autograd.cpp has gradients and autocast.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
@@ -15,8 +15,8 @@
 
 #include <sstream>
 
-#include "copies.h"
-#include "layers.h"
+#include "kernel_layers.h"
+#include "packed_copies.h"
 
 namespace torchweld {
 

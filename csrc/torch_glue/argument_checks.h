@@ -3,10 +3,10 @@
 #pragma once
 #include <ATen/ATen.h>
 
-#include "composed.h"
-#include "ops.h"
+#include "composed_block.h"
 #include "refusal.h"
-#include "rolling.h"
+#include "rolling_check.h"
+#include "torch_ops.h"
 
 namespace torchweld {
 
