@@ -3,10 +3,9 @@
 #pragma once
 #include <ATen/ATen.h>
 
-#include "composed_block.h"
+#include "layer_tensors.h"
 #include "refusal.h"
-#include "rolling_check.h"
-#include "torch_ops.h"
+#include "tensor_memory.h"
 
 namespace torchweld {
 

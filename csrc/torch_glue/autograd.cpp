@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "argument_checks.h"
+#include "composed_block.h"
 #include "tangents.h"
 
 namespace torchweld {
