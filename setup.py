@@ -55,7 +55,7 @@ WIDE_AVX2 = {"avx2wide": [*ISA_FLAGS["x86_64"]["avx2"], "-DTORCHWELD_VEC_BYTES=6
 OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
 
 KERNEL_SOURCES = ["kernels/kernel_table.cpp"]
-PLAIN_SOURCES = ["kernels/isa_dispatch.cpp", "kernels/team.cpp"]
+PLAIN_SOURCES = ["kernels/isa_dispatch.cpp", "kernels/scratch.cpp", "kernels/team.cpp"]
 TORCH_SOURCES = [
     "torch_glue/torch_ops.cpp",
     "torch_glue/autograd.cpp",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 KERNELS = Path(__file__).parent.parent / "csrc" / "kernels"
-SOURCES = ("kernel_table.cpp", "isa_dispatch.cpp", "team.cpp", "selftest.cpp")
+SOURCES = ("kernel_table.cpp", "isa_dispatch.cpp", "scratch.cpp", "team.cpp", "selftest.cpp")
 COMMON = [
     *("-std=c++17", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-psabi"),

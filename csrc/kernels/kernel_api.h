@@ -82,4 +82,9 @@ void choose_isa(const char* name);        // for tests; same errors
 int64_t l2_bytes();                       // of one core
 bool in_forked_child();  // OpenMP's pool does not survive fork: run on one thread there
 
+// scratch.cpp: the most that a thread may allocate at once for its work. Tests limit it, to see what happens when
+// memory runs out.
+size_t scratch_limit();
+void limit_scratch(size_t bytes);
+
 }  // namespace torchweld

@@ -8,7 +8,6 @@
 
 #include "dependency_watch.h"
 #include "kernels/kernel_api.h"
-#include "kernels/team.h"
 #include "module_forward.h"
 #include "pack_object.h"
 #include "python_errors.h"
