@@ -79,7 +79,7 @@ def test_a_wrong_kernel_is_noticed(tmp_path: Path) -> None:
     """The reference can fail: with one coefficient off in the seventh digit, it does."""
     broken = tmp_path / "kernels"
     shutil.copytree(KERNELS, broken)
-    source = broken / "activations.h"
+    source = broken / "vector_math.h"
     text = source.read_text()
     assert "0.4999999304f" in text
     source.write_text(text.replace("0.4999999304f", "0.4999499304f"))
