@@ -29,8 +29,8 @@ inline Tensor quick_gelu_gradient(const Tensor& g, const Tensor& z) {
 inline Tensor activation(const LayerSpec& layer, const Tensor& z) {
   [[maybe_unused]] const double p0 = layer.p0, p1 = layer.p1;
   switch (layer.act) {
-#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
-  case Act::name:                                               \
+#define ACTIVATION(name, count, d0, d1, kernel, derivative, aten, gradient) \
+  case Act::name:                                                           \
     return aten;
 #include "kernels/activations.inc"
 #undef ACTIVATION
@@ -41,8 +41,8 @@ inline Tensor activation(const LayerSpec& layer, const Tensor& z) {
 inline Tensor activation_gradient(const LayerSpec& layer, const Tensor& z, const Tensor& g) {
   [[maybe_unused]] const double p0 = layer.p0, p1 = layer.p1;
   switch (layer.act) {
-#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
-  case Act::name:                                               \
+#define ACTIVATION(name, count, d0, d1, kernel, derivative, aten, gradient) \
+  case Act::name:                                                           \
     return gradient;
 #include "kernels/activations.inc"
 #undef ACTIVATION
