@@ -1,4 +1,5 @@
-// Activations on registers: each row of activations.inc as a function, and the parts that are longer than a line.
+// Activations on registers: each row of activations.inc as a function, and the parts that are
+// longer than a line.
 #pragma once
 #include <type_traits>
 
@@ -46,7 +47,8 @@ TW_INLINE V softplus_v(V x, C beta, C threshold) {
 
 // ---- derivatives ----
 
-// 1 / (1 + e^-x) and its distance to 1, both to the last digits: e^-|x| does not overflow, and nothing cancels.
+// 1 / (1 + e^-x) and its distance to 1, both to the last digits: e^-|x| does not overflow, and
+// nothing cancels.
 template <class V>
 struct Logistic {
   V value, rest;

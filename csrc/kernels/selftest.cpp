@@ -1,9 +1,10 @@
-// The kernels against a scalar reference in fp64, without torch: for instruction sets and compilers that
-// torch does not run on here (64-byte vectors on AVX2, NEON under emulation) and for AddressSanitizer.
-// Buffers are exactly as large as promised, so that reading past an end is seen.
+// Tests the kernels against a scalar reference in fp64, without torch: for instruction sets and
+// compilers that torch does not run on here (64-byte vectors on AVX2, NEON under emulation), and
+// for AddressSanitizer. Buffers are exactly as large as promised, so that reading past an end is
+// noticed.
 //
-// Derivatives of activations have no kernel yet that would use them: their vector functions are tested directly, in
-// the width that this file is compiled for.
+// No kernel uses the derivatives of activations yet, so their vector functions are tested directly,
+// in the width that this file is compiled for.
 //
 //   selftest [cases] [seed]     exit 0 and "N passed, 0 failed", or 1 and what differed
 #include <algorithm>
@@ -122,7 +123,7 @@ double activation(const Layer& l, double z) {
   std::abort();
 }
 
-// A product of N x K somewhere in memory of its own: rows of K, rows of N, or apart in both directions.
+// A product of N x K in its own memory: contiguous along K, along N, or along neither.
 Product random_product(int64_t N, int64_t K, DType t, bool bias, Buffers& keep) {
   Product p;
   const int64_t gap = pick({0, 0, 3}), form = pick({0, 0, 1, 2});
@@ -167,8 +168,8 @@ ScalarDot dot(const Product& p, int64_t n, const std::vector<double>& x, DType t
 
 int failures = 0;
 
-// d act(z) / dz by the textbook, with eager's choice at kinks and NaN where eager's formula gives it. In more than
-// fp64, since 1 - t * t and its like lose digits.
+// d act(z) / dz by the textbook, with eager's choice at kinks and NaN where eager's formula gives
+// it. In more than fp64, since 1 - t * t and its like lose digits.
 using Wide = long double;
 const Wide kPi = std::acos(Wide(-1));
 Wide derivative_of(Act act, Wide p0, Wide p1, Wide z) {
@@ -229,8 +230,8 @@ std::vector<C> derivative_points() {
   return points;
 }
 
-// Within 2 ulp of 1 or of the value, whichever is larger: a derivative is a sum of terms of about 1. The worst that was
-// seen is 1.6 ulp, of tanh (AVX2).
+// Within 2 ulp of 1 or of the value, whichever is larger: a derivative is a sum of terms of about
+// 1. The worst that was seen is 1.6 ulp, of tanh (AVX2).
 template <class C, Act act>
 void check_derivative(const char* name, C p0, C p1) {
   const std::vector<C> points = derivative_points<C>();
@@ -264,7 +265,8 @@ void check_derivatives() {
 
 void check(const char* what, const std::vector<Layer>& layers, DType t,
            const std::vector<double>& x, const void* y, int64_t offset, int64_t m) {
-  // Errors of a hidden layer pass on through weights of about unit norm and activations of slope ~1.1
+  // Errors of a hidden layer propagate through weights of about unit norm and activations of slope
+  // ~1.1.
   std::vector<double> h = x;
   double slack = 0;
   for (const Layer& l : layers) {
@@ -310,7 +312,7 @@ void one_case(const Kernels& kernels, bool group) {
   for (int64_t i = 0; i < count; ++i) {
     Layer l;
     l.K = group ? first : K;
-    // now and then wider than a block of K
+    // sometimes wider than a block of K
     l.N =
         pick({1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 64, 100, group || i + 1 == count ? 5 : 1100});
     l.act = Act(std::uniform_int_distribution<int>(0, int(Act::softplus))(rng));
