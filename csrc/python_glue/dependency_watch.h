@@ -1,11 +1,14 @@
-// torchweld._C.Watch: whether everything that a welded module was found to depend on is as it was.
+// torchweld._C.Watch: whether everything that a welded module depends on is unchanged.
 //
-// Python code collects the facts once (welding/guard.py); `holds` compares all of them by address at every call,
-// in 0.7 us for the five modules of an RL policy (Zen 4). It never calls back into Python code, and "no" is never
-// final: the caller then compares by value, and finds the words for what has changed.
+// Python code collects the facts once (welding/guard.py). `holds` compares all of them by address
+// at every call, in 0.7 us for the five modules of an RL policy (Zen 4), and never calls back into
+// Python code. After a "no" the caller compares by value, and says what has changed.
 #pragma once
 #include <Python.h>
 
+#include <c10/util/SmallVector.h>
+
+#include <utility>
 #include <vector>
 
 namespace {
@@ -21,16 +24,16 @@ struct Ref {
   ~Ref() { Py_XDECREF(p); }
 };
 
-// A module of the block. Held weakly, since one that its user has replaced is not to stay in memory for this.
+// A module of the block. It is held weakly, so that a module its user has replaced can be freed.
 struct WatchedModule {
-  Ref weak;  // null for the welded module itself, which `holds` is given
+  Ref weak;  // null for the welded module itself, which is an argument of `holds`
   Ref type;
   std::vector<std::pair<Ref, int>> children;  // name and number, -1 for an empty place
   bool switched;                              // its training mode was read
 };
 enum class Expect { value, absent, tensor, tied };
 struct WatchedEntry {
-  int module;  // -1: of another dictionary
+  int module;  // -1: `dict` is used instead
   int table;   // 0 __dict__, 1 _parameters, 2 _buffers
   Ref dict, key;
   Expect expect;
@@ -82,14 +85,14 @@ struct WatchState {
   }
 };
 
-struct Watch {
+struct WatchObject {
   PyObject_HEAD;
   WatchState* state;
 };
 
 struct WatchNames {
   PyObject *modules, *parameters, *buffers, *training;
-  PyObject* hooks[4];  // those of the backward come second
+  PyObject* hooks[4];  // backward hooks come last
 } watch_names;
 
 // ---- comparing ----
@@ -101,7 +104,7 @@ inline PyObject* instance_dict(PyObject* object) {  // borrowed
 inline bool same_text(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && !PyUnicode_Compare(a, b));
 }
-inline PyObject* weak_target(PyObject* ref) {  // borrowed; what holds it is a module of the model
+inline PyObject* weak_target(PyObject* ref) {  // borrowed; the model keeps it alive
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* target = nullptr;
   if (PyWeakref_GetRef(ref, &target) <= 0) return nullptr;
@@ -113,9 +116,9 @@ inline PyObject* weak_target(PyObject* ref) {  // borrowed; what holds it is a m
 #endif
 }
 
-class Comparison {
+class WatchComparison {
  public:
-  Comparison(const WatchState& state, PyObject* module) : state_(state) {
+  WatchComparison(const WatchState& state, PyObject* module) : state_(state) {
     for (const auto& m : state.modules) {
       PyObject* object = m.weak.p ? weak_target(m.weak.p) : module;
       objects_.push_back(object);
@@ -170,7 +173,7 @@ class Comparison {
     }
     return true;
   }
-  // Borrowed; null if there is none.
+  // Returns a borrowed reference, or null if there is none.
   PyObject* find(int module, int table, PyObject* dict, PyObject* key) const {
     if (module >= 0) {
       dict = dicts_[size_t(module)];
@@ -188,7 +191,7 @@ class Comparison {
         return found && found != Py_None;
       case Expect::value:
         return found == e.value.p;
-      case Expect::tied: {  // the value is where the same tensor stands: module, table, key
+      case Expect::tied: {  // the value is the place of the same tensor: module, table, key
         PyObject* at = e.value.p;
         return found && found == find(int(PyLong_AsLong(PyTuple_GET_ITEM(at, 0))),
                                       int(PyLong_AsLong(PyTuple_GET_ITEM(at, 1))), nullptr,
@@ -214,7 +217,7 @@ class Comparison {
         if (key != i.values[n].p || value != i.values[n + 1].p) return false;
       return true;
     }
-    return false;  // sets and their like are left to the comparison by value
+    return false;  // the comparison by value decides about sets and the like
   }
 
   const WatchState& state_;
@@ -227,9 +230,9 @@ PyObject* watch_holds(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "holds(module, training, gradients)");
     return nullptr;
   }
-  const WatchState* state = reinterpret_cast<Watch*>(self)->state;
-  if (!state) Py_RETURN_FALSE;  // let go by the garbage collector
-  const Comparison now(*state, args[0]);
+  const WatchState* state = reinterpret_cast<WatchObject*>(self)->state;
+  if (!state) Py_RETURN_FALSE;  // cleared by the garbage collector
+  const WatchComparison now(*state, args[0]);
   return PyBool_FromLong(now.holds(args[1], args[2] == Py_True));
 }
 
@@ -241,7 +244,8 @@ inline Ref owned_or_null(PyObject* tuple, Py_ssize_t i) {
   return Ref(object == Py_None ? nullptr : object);
 }
 
-// Calls `make` with each tuple of `width` in a list; false, with an error set, if it is not made so.
+// Calls `make` with each tuple of a list. Returns false, with an error set, if an item is not a
+// tuple of `width`.
 template <class F>
 bool each_tuple(PyObject* list, Py_ssize_t width, F&& make) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
@@ -301,14 +305,15 @@ bool fill_watch(WatchState& state, PyObject* const (&lists)[7]) {
          });
 }
 
-// Watch(modules, entries, items, kinds, types, functions, cells): lists of tuples, as guard.py makes them.
+// Watch(modules, entries, items, kinds, types, functions, cells): lists of tuples, as guard.py
+// makes them.
 PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject* lists[7];
   if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1],
                         &PyList_Type, &lists[2], &PyList_Type, &lists[3], &PyList_Type, &lists[4],
                         &PyList_Type, &lists[5], &PyList_Type, &lists[6]))
     return nullptr;
-  auto* self = reinterpret_cast<Watch*>(type->tp_alloc(type, 0));
+  auto* self = reinterpret_cast<WatchObject*>(type->tp_alloc(type, 0));
   if (!self) return nullptr;
   self->state = new WatchState;
   if (!fill_watch(*self->state, lists)) {
@@ -319,7 +324,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 int watch_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  const WatchState* state = reinterpret_cast<Watch*>(self)->state;
+  const WatchState* state = reinterpret_cast<WatchObject*>(self)->state;
   int stopped = 0;
   if (state)
     state->each([&](const Ref& ref) {
@@ -328,7 +333,7 @@ int watch_traverse(PyObject* self, visitproc visit, void* arg) {
   return stopped;
 }
 int watch_clear(PyObject* self) {
-  WatchState* state = std::exchange(reinterpret_cast<Watch*>(self)->state, nullptr);
+  WatchState* state = std::exchange(reinterpret_cast<WatchObject*>(self)->state, nullptr);
   delete state;
   return 0;
 }
@@ -352,7 +357,7 @@ PyType_Slot watch_slots[] = {
     {Py_tp_doc,
      const_cast<char*>("Facts that a welded module depends on, compared at every call.")},
     {0, nullptr}};
-PyType_Spec watch_spec = {"torchweld._C.Watch", sizeof(Watch), 0,
+PyType_Spec watch_spec = {"torchweld._C.Watch", sizeof(WatchObject), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, watch_slots};
 
 }  // namespace
