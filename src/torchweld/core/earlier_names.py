@@ -74,6 +74,7 @@ SPLIT = {
         *("machine.cpu_identity", "machine.kernel_build", "machine.measured_peaks"),
         *("machine.fingerprint", "core.files"),
     ),
+    "welding.telling": ("core.untold",),
 }
 
 # What has another name now, by the earlier module.

@@ -33,8 +33,8 @@ from torchweld.core.arguments import check_flags, check_model
 from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import Workload, as_workloads, first_line
 from torchweld.core.interrupts import is_interrupt
+from torchweld.core.untold import untold
 from torchweld.numerics.rule import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
-from torchweld.welds.swapping.original_code import untold
 
 # Runs with weights off in their last place; in training each has the gradients of a whole model.
 JITTERED_RUNS, JITTERED_TRAINING_RUNS = 4, 2
