@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from torchweld.core.inputs import Workload
+from torchweld.core.model_state import put_back
 from torchweld.gates.advice import COUNTERS_ALONE, Effort
 from torchweld.gates.baseline import Baseline
 from torchweld.gates.counters import count_step
@@ -27,7 +28,6 @@ from torchweld.gates.outcome import Outcome, TimeVerdict, changes_of, lost_block
 from torchweld.gates.subject import Clock, Subject
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
-from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import BUDGET_S, QUICK_S
 from torchweld.plans.planner import plan as make_plan
