@@ -51,7 +51,6 @@ DOORS |= {
     ("findings.call_cost", "machine"),
     ("findings.call_cost", "ops"),
     ("findings.call_cost", "welds"),
-    ("numerics.model_check", "welds"),
     ("plans.planner", "report"),
 }
 # The front door composes; it imports public names when they are first used.

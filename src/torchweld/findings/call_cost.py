@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchweld import ops
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.ops.backends import BACKENDS
 from torchweld.profiles.profile import Profile
 from torchweld.welds.decisions import Choice, Decision
@@ -33,7 +33,7 @@ _BLOCK = Block(
 
 def replacing_call_us(profile: Profile) -> float:
     """Of a block that computes next to nothing, from Python; 0 for a profile of another machine."""
-    here = profile.peaks is not None and profile.peaks.fingerprint == hardware.fingerprint()
+    here = profile.peaks is not None and profile.peaks.fingerprint == fingerprint.key_here()
     return _welded_call_us() if here and profile.device is None else 0.0
 
 

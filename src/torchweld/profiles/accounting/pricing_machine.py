@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torchweld.core.errors import NotMeasuredError
-from torchweld.machine import hardware
-from torchweld.machine.hardware import Peaks
+from torchweld.machine import fingerprint, hardware, measured_peaks
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.profile import Machine
 from torchweld.profiles.recording.profiler_overhead import measure_loop
 
@@ -15,8 +15,10 @@ def usual_peaks(notices: list[str]) -> Peaks | None:
     A notice where they cannot be had.
     """
     try:
-        kept = hardware.peaks()
-        return kept if kept is not None and hardware.holds(kept) else hardware.peaks(measure=True)
+        kept = measured_peaks.peaks()
+        if kept is not None and measured_peaks.holds(kept):
+            return kept
+        return measured_peaks.peaks(measure=True)
     except NotMeasuredError as error:
         notices.append(f"without this machine's peaks nothing can be priced: {error}")
         return None
@@ -29,7 +31,7 @@ def this_machine(notices: list[str]) -> Machine:
         torch=here.torch_version,
         cpu=here.cpu_model,
         threads=here.threads,
-        fingerprint=hardware.fingerprint(),
+        fingerprint=fingerprint.key_here(),
         op_cost_us=measure_loop().smallest_op_us,
         peaks=usual_peaks(notices),
     )

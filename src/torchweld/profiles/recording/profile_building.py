@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchweld.core.interrupts import is_interrupt
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint, hardware
 from torchweld.profiles.accounting.device_account import device_account, with_kernels
 from torchweld.profiles.accounting.memory_account import memory_account
 from torchweld.profiles.accounting.pricing_machine import usual_peaks
@@ -153,7 +153,7 @@ def build(
             torch=here.torch_version,
             cpu=here.cpu_model,
             threads=here.threads,
-            fingerprint=hardware.fingerprint(),
+            fingerprint=fingerprint.key_here(),
             load=samples.load,
         ),
         step_us=known_us if unmeasured is None else unmeasured,
