@@ -85,7 +85,7 @@ def test_an_op_that_the_result_does_not_need_is_no_reason() -> None:
 
 def test_products_over_another_dimension() -> None:
     blocks = find(zoo.SpatialGate(tokens=5), X)
-    assert "along another dimension than the last" in refusal_of(blocks).reason
+    assert "along a dimension other than the last" in refusal_of(blocks).reason
     assert paths(blocks) == ["fc1", "fc2", "spatial"]
     assert blocks[2].calls[0].shape == (3, 2 * H // 2, 5)
 

@@ -71,7 +71,8 @@ class Domain:
     """Calls in which a block is known to compute its chain; all other calls run the original."""
 
     ones: Ones  # of the leading dimensions of x: "n1" for 8 × 1; "*": any number of dimensions
-    shapes: tuple[tuple[Count, ...], ...] = ()  # only these; (): any sizes with these ones
+    # The leading shapes of x that are valid; (): any sizes with these ones.
+    shapes: tuple[tuple[Count, ...], ...] = ()
     beside: tuple[Beside, ...] = ()  # the tensor arguments other than x
     nones: tuple[Word, ...] = ()  # arguments given as None whose default is not None
 
@@ -99,7 +100,8 @@ class Block:
     scale: float = 1.0  # the output is multiplied by this
     calls: Annotated[tuple[Call, ...], Length(most=10_000)] = ()
     structure: Word = ""  # hash of the computation; equal for equal code and settings
-    valid: Annotated[tuple[Domain, ...], Length(most=1000)] = ()  # (): block made by hand
+    # The calls for which the block is proved; (): not known, since the block was made by hand.
+    valid: Annotated[tuple[Domain, ...], Length(most=1000)] = ()
     # What the module's code reads: attributes, classes, functions, globals. A guard compares each
     # at every call; see torchweld.welds.guarding.guard.
     depends_on: tuple[str, ...] = ()
