@@ -387,7 +387,7 @@ def test_gates_that_do_not_fit_together() -> None:
     one_bias.up_proj = nn.Linear(K, H, bias=False)
     for model, reason in (
         (OtherInput(), "gate and up have different inputs"),
-        (one_bias, "one of gate and up has a bias, the other has none"),
+        (one_bias, "only one of gate and up has a bias"),
         (OtherRows(), "aten.mul of tensors whose rows do not match between the Linears"),
     ):
         blocks = find(model, torch.randn(4, 4, K))
