@@ -267,7 +267,7 @@ class TracedOp:
         return f"{self.op} of tensors whose rows do not match"
 
     def _with_own(self, other: Value) -> str:
-        what = f"its {other.name}" if isinstance(other, Parameter) else "a tensor made inside"
+        what = f"its {other.name}" if isinstance(other, Parameter) else "a computed tensor"
         return f"{self.op} with {what}"
 
     def _biased(self, features: Features, bias: Value) -> Value:
