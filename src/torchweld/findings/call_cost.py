@@ -11,6 +11,7 @@ from torch import nn
 
 from torchweld import ops
 from torchweld.machine import hardware
+from torchweld.ops.backends import BACKENDS
 from torchweld.profiles.profile import Profile
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block
@@ -58,5 +59,6 @@ def _welded_call_us() -> float:
 @functools.cache
 def _welded() -> nn.Module:
     module = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1)).eval()
-    weld(module, [Decision(block=_BLOCK, by_rows=((1, 1, Choice(backend="cpu")),))])
+    quickest = next(b.name for b in BACKENDS if b.abilities.c_forward)
+    weld(module, [Decision(block=_BLOCK, by_rows=((1, 1, Choice(backend=quickest)),))])
     return module
