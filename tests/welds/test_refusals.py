@@ -49,7 +49,7 @@ def test_what_stands_in_the_way_is_named(
     assert (refusal.kind, refusal.op) == (make.__name__, op)
     assert reason in refusal.reason
     file, _, line = refusal.where.partition(":")
-    assert file == "discovery_zoo.py"
+    assert file == "module_zoo.py"
     with open(zoo.__file__) as source:
         text = source.read().splitlines()[int(line) - 1]
     assert line_has in text
@@ -102,7 +102,7 @@ def test_experts_with_stacked_weights() -> None:
     assert paths(blocks) == []
     refusal = refusal_of(blocks)
     assert "3 dimensions (gate_up_proj, down_proj)" in refusal.reason
-    assert refusal.where.startswith("discovery_zoo.py:")
+    assert refusal.where.startswith("module_zoo.py:")
 
 
 def test_a_residual_argument_is_named_and_the_linears_are_found() -> None:
@@ -314,7 +314,7 @@ def test_in_place_changes_of_the_argument() -> None:
 
     refusal = refusal_of(find(InPlace(), X.clone()))
     assert (refusal.reason, refusal.op) == ("changes its argument x in place", "aten.mul_")
-    assert refusal.where.startswith("test_discovery_refusals.py:")
+    assert refusal.where.startswith("test_refusals.py:")
 
 
 @pytest.mark.parametrize("last", ["as it is", "zero", "nan"])
@@ -533,7 +533,7 @@ def test_what_sets_attributes_keeps_its_code(
     before = dict(model.__dict__)
     blocks = find(model, X)
     assert refusal_of(blocks).reason == f"sets its {name} at every call"
-    assert refusal_of(blocks).where.startswith("test_discovery_refusals.py:")
+    assert refusal_of(blocks).where.startswith("test_refusals.py:")
     assert "b" in paths(blocks)
     assert model.__dict__ == before
     assert (model.seen, model.by_name) == ([], {})
@@ -545,7 +545,7 @@ def test_an_attribute_that_is_set_to_what_it_is_would_not_be_set_back() -> None:
 
     refusal = refusal_of(find(Noting(note), X))
     assert refusal.reason == "sets calls, which outlives the call"
-    assert refusal.where.startswith("test_discovery_refusals.py:")
+    assert refusal.where.startswith("test_refusals.py:")
 
 
 def test_what_the_reader_does_not_know_is_refused() -> None:
