@@ -31,7 +31,7 @@ from torchweld import ops
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 from torchweld.numerics.rule import check_block
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Call
@@ -516,7 +516,7 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = model_of("mlp")
     monkeypatch.setattr(ops, "compiled", None)
     monkeypatch.setattr(ops, "problem", "it was not built")
-    monkeypatch.setattr(hardware, "build_problem", lambda: "it was not built")
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: "it was not built")
     with torch.no_grad():
         with pytest.warns(UserWarning, match="kernels are missing: it was not built"):
             y = model(X)

@@ -21,15 +21,14 @@ from torchweld import ops
 from torchweld.core.blocks import split_tensors
 from torchweld.core.inputs import first_line
 from torchweld.core.interrupts import says_nothing
+from torchweld.core.model_state import attributes_put_back, in_mode
 from torchweld.numerics.rule import check_block
 from torchweld.welds.recognising.chain_recognition import Chain
 from torchweld.welds.tracing.call_recording import Signature, TensorSpec, spec_of
 from torchweld.welds.tracing.forward_trace import (
     call_forward,
     call_with,
-    in_mode,
     own_tensors,
-    unchanged,
 )
 
 ROWS = 4
@@ -132,7 +131,7 @@ def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature)
 def enter(stack: ExitStack, module: nn.Module, training: bool) -> None:
     """Lets runs of the module leave no change behind, and show no warnings."""
     stack.enter_context(in_mode(module, training))
-    stack.enter_context(unchanged(module))
+    stack.enter_context(attributes_put_back(module))
     stack.enter_context(torch.no_grad())
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")

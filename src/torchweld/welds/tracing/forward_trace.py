@@ -34,14 +34,12 @@ from torch.utils._pytree import tree_map_only
 
 from torchweld.core.inputs import first_line
 from torchweld.core.interrupts import says_nothing
+from torchweld.core.model_state import attributes_put_back, in_mode
 from torchweld.welds.refusal_reasons import Refused, op_name, raised_at, source_of
 from torchweld.welds.tracing.call_recording import (
     Signature,
     TensorSpec,
-    attributes_of,
-    changed_attributes,
     forward_signature,
-    restore_attributes,
 )
 
 _torch: Any = torch  # for functions without type annotations
@@ -168,7 +166,7 @@ def in_call(module: nn.Module, signature: Signature) -> Iterator[Callable[[], li
     """
     with ExitStack() as stack:
         stack.enter_context(in_mode(module, signature.training))
-        changed = stack.enter_context(unchanged(module))
+        changed = stack.enter_context(attributes_put_back(module))
         stack.enter_context(torch.set_grad_enabled(signature.grad))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # they were shown when the model ran
@@ -358,39 +356,3 @@ def refusing() -> Iterator[None]:
                 "its control flow or its shapes depend on values", "", raised_at(error)
             ) from error
         raise Refused(f"cannot be traced: {first_line(error)}", "", raised_at(error)) from error
-
-
-@contextmanager
-def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Sets training mode of a module and all modules inside it, and restores it afterwards."""
-    modes = [(inner, inner.training) for inner in module.modules()]
-    try:
-        if module.training != training:
-            for inner, _ in modes:
-                inner.training = training  # not train(), which a module may override to do more
-        yield
-    finally:
-        for inner, mode in modes:
-            inner.training = mode
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """Restores all attributes afterwards, so that no fake tensor is left in one.
-
-    Gives a function that names the attributes that have changed.
-    """
-    before = {name: (inner, attributes_of(inner)) for name, inner in module.named_modules()}
-
-    def changed() -> list[str]:
-        return [
-            f"{name}.{attribute}" if name else attribute
-            for name, (inner, attributes) in before.items()
-            for attribute in changed_attributes(inner, attributes)
-        ]
-
-    try:
-        yield changed
-    finally:
-        for inner, attributes in before.values():
-            restore_attributes(inner, attributes)
