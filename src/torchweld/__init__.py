@@ -30,10 +30,10 @@ _WHERE = {
     "profiles.accounting.account": ("Account", "account"),
     "profiles.expecting.expectation": ("ExpectationError", "expect"),
     "profiles.profile": ("Profile",),
-    "profiles.profile_diff": ("Diff", "diff"),
+    "profiles.accounting.profile_diff": ("Diff", "diff"),
     "profiles.recording.live_profile": ("profile",),
     "profiles.recording.loop_profile": ("profiling",),
-    "profiles.traces.trace_reading": ("read_trace",),
+    "profiles.recording.trace_profile": ("read_trace",),
     "timing": ("Comparison", "compare"),
     "welds.decisions": ("Choice", "Decision"),
     "welds.finding.find": ("find",),
@@ -64,14 +64,14 @@ if TYPE_CHECKING:
     from torchweld.plans.planner import plan_of as plan_of
     from torchweld.profiles.accounting.account import Account as Account
     from torchweld.profiles.accounting.account import account as account
+    from torchweld.profiles.accounting.profile_diff import Diff as Diff
+    from torchweld.profiles.accounting.profile_diff import diff as diff
     from torchweld.profiles.expecting.expectation import ExpectationError as ExpectationError
     from torchweld.profiles.expecting.expectation import expect as expect
     from torchweld.profiles.profile import Profile as Profile
-    from torchweld.profiles.profile_diff import Diff as Diff
-    from torchweld.profiles.profile_diff import diff as diff
     from torchweld.profiles.recording.live_profile import profile as profile
     from torchweld.profiles.recording.loop_profile import profiling as profiling
-    from torchweld.profiles.traces.trace_reading import read_trace as read_trace
+    from torchweld.profiles.recording.trace_profile import read_trace as read_trace
     from torchweld.timing import Comparison as Comparison
     from torchweld.timing import compare as compare
     from torchweld.welds.decisions import Choice as Choice

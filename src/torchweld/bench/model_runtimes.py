@@ -27,6 +27,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import Inputs, Workload, tensors_in
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
+from torchweld.core.untold import untold
 from torchweld.models.targets import Target
 from torchweld.numerics.model_check import depth_of, results, truth_of
 from torchweld.numerics.repeatable import check_repeatable
@@ -39,7 +40,6 @@ from torchweld.profiles.accounting.account import account
 from torchweld.profiles.recording.live_profile import profile
 from torchweld.report.plan_text import sentence
 from torchweld.welds.swapping import swap
-from torchweld.welds.swapping.original_code import untold
 
 Call = Callable[[], Any]
 DIGEST_SAMPLES = 64

@@ -16,7 +16,7 @@ from torchweld.bench.cases import Case, MlpShape
 from torchweld.bench.grid import parse_dtype
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.names import known
-from torchweld.machine import hardware
+from torchweld.machine import hardware, kernel_build, measured_peaks
 from torchweld.ops.backends import (
     BACKENDS,
     Form,
@@ -74,18 +74,18 @@ def why_not(name: str, case: Case) -> str:
 
 def machine_peaks(
     dtypes: Sequence[str] = ("float32",),
-) -> tuple[hardware.Peaks | None, tuple[str, ...]]:
+) -> tuple[measured_peaks.Peaks | None, tuple[str, ...]]:
     """The peaks of this machine, measured if they have to be, and what to say about that.
 
     Kept ones that a probe of these dtypes, or of memory, exceeds are not used: every share of them
     would be too high.
     """
-    kept = hardware.peaks()
-    if kept is not None and hardware.holds(kept, dtypes) and _reads_hold(kept):
+    kept = measured_peaks.peaks()
+    if kept is not None and measured_peaks.holds(kept, dtypes) and _reads_hold(kept):
         return kept, ()
     why = "there were none" if kept is None else "those kept from before were exceeded"
     try:
-        return hardware.peaks(measure=True), (
+        return measured_peaks.peaks(measure=True), (
             f"this machine's peaks were measured before the cells, since {why}; they are kept",
         )
     except NotMeasuredError as error:
@@ -93,16 +93,16 @@ def machine_peaks(
         return None, (f"no share of this machine's peak is shown: {said}{error}",)
 
 
-def _reads_hold(kept: hardware.Peaks) -> bool:
-    """As `hardware.holds`, of what is read from memory."""
-    compiled, threads = hardware.compiled_part(), torch.get_num_threads()
+def _reads_hold(kept: measured_peaks.Peaks) -> bool:
+    """As `measured_peaks.holds`, of what is read from memory."""
+    compiled, threads = kernel_build.compiled_part(), torch.get_num_threads()
     largest = max(kept.read, key=lambda row: row.working_set_bytes, default=None)
     if compiled is None or largest is None:
         return True
     size = largest.working_set_bytes
     peak = kept.read_gbps(size, threads)
-    found = float(compiled.probe_read(size, threads, hardware.PROBE_SECONDS))
-    return peak is None or found < hardware.TOLERATED_EXCESS * peak
+    found = float(compiled.probe_read(size, threads, measured_peaks.PROBE_SECONDS))
+    return peak is None or found < measured_peaks.TOLERATED_EXCESS * peak
 
 
 def block_of(mlp: MlpShape) -> Form:
@@ -216,7 +216,7 @@ def _bench(
         torch=torch.__version__,
         cpu=here.cpu_model,
         cache=here.caches.l3_bytes or here.caches.l2_bytes or 0,
-        isa=None if hardware.build_problem() else hardware.isa_in_use(),
+        isa=None if kernel_build.build_problem() else kernel_build.isa_in_use(),
         threads=torch.get_num_threads(),
         backends=backends,
         against=against,

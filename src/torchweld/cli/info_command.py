@@ -16,9 +16,12 @@ from rich.text import Text
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
-from torchweld.machine import hardware
-from torchweld.machine.hardware import BuildInfo, Hardware, Peaks
+from torchweld.machine import hardware, kernel_build, measured_peaks
+from torchweld.machine.fingerprint import key_here
+from torchweld.machine.hardware import Hardware
+from torchweld.machine.kernel_build import BuildInfo
 from torchweld.machine.load import busy_cores, load_words
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.ops import backends
 from torchweld.ops.backends import Abilities
 
@@ -61,28 +64,28 @@ class Info:
 
 def collect() -> Info:
     """Look at this machine. An unusable compiled part is a fact to report, not an error."""
-    problem = hardware.build_problem()
+    problem = kernel_build.build_problem()
     isas: tuple[Isa, ...] = ()
     fingerprint: str | None = None
     peaks: Peaks | None = None
     try:
-        states = hardware.isa_states()
+        states = kernel_build.isa_states()
         isas = tuple(
             Isa(name=n, built=b, supported=s, in_use=False) for n, (b, s) in states.items()
         )
-        used = hardware.isa_in_use()
+        used = kernel_build.isa_in_use()
         isas = tuple(
             Isa(name=i.name, built=i.built, supported=i.supported, in_use=i.name == used)
             for i in isas
         )
-        fingerprint = hardware.fingerprint()
-        peaks = hardware.peaks()
+        fingerprint = key_here()
+        peaks = measured_peaks.peaks()
     except TorchweldError as error:
         problem = str(error)
     return Info(
         torchweld=version("torchweld"),
         hardware=hardware.hardware(),
-        build=hardware.build_info(),
+        build=kernel_build.build_info(),
         problem=problem,
         isas=isas,
         forced_isa=os.environ.get("TORCHWELD_ISA") or None,
@@ -206,7 +209,7 @@ def info(as_json: bool, measure: bool) -> None:
     if busy is not None and not as_json and (words := load_words(busy)):
         click.echo(f"{words}\n")  # before the figures, and before they may fail
     if measure:
-        hardware.peaks(measure=True)
+        measured_peaks.peaks(measure=True)
     facts = collect()
     if as_json:
         data = asdict(facts) | ({} if busy is None else {"busy_cores": to_plain(busy)})

@@ -16,19 +16,19 @@ from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import BuildError
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 from torchweld.ops import flops
 
 _registered: list[torch.library.Library] = []  # kept alive for the process
 
 
 def _load() -> tuple[Any, str | None]:
-    problem = hardware.build_problem()
+    problem = kernel_build.build_problem()
     if problem is None:
         module = importlib.import_module("torchweld._C")
         _register_fakes()
         return module, None
-    if hardware.build_info() is not None:  # built, but not for this torch
+    if kernel_build.build_info() is not None:  # built, but not for this torch
         warnings.warn(f"torchweld runs without its kernels: {problem}", stacklevel=3)
     _register_from_python()
     return None, problem
@@ -71,10 +71,10 @@ def _register_from_python() -> None:
         return chain(x, params, spec)
 
     def needs_kernels(*_: object) -> Tensor:
-        raise BuildError(f"packed weights need torchweld's kernels: {hardware.build_problem()}")
+        raise BuildError(f"packed weights need torchweld's kernels: {kernel_build.build_problem()}")
 
     library = torch.library.Library("torchweld", "DEF")  # type: ignore[no-untyped-call]
-    lines = (hardware.PACKAGE / "schemas.inc").read_text().splitlines()
+    lines = (kernel_build.PACKAGE / "schemas.inc").read_text().splitlines()
     for schema in lines[1:-1]:  # the first and the last line are quotes for C++
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         name = schema.partition("(")[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchweld.core.errors import BuildError
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
@@ -89,9 +89,9 @@ class CpuBackend:
 
     def unavailable(self) -> list[str]:
         try:
-            problem = hardware.build_problem()
+            problem = kernel_build.build_problem()
             if problem is None:
-                hardware.isa_in_use()
+                kernel_build.isa_in_use()
         except BuildError as error:
             problem = str(error)
         return [] if problem is None else [problem]
