@@ -33,12 +33,12 @@ from torchweld.numerics.repeatable import check_repeatable
 from torchweld.plans.ceiling import ceiling
 from torchweld.plans.plan import UNASKED, Plan
 from torchweld.plans.planner import apply, plan
-from torchweld.plans.way_timing import Face
 from torchweld.plans.whole_model import runner
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.recording.live_profile import profile
 from torchweld.report.plan_text import sentence
 from torchweld.welds.swapping import swap
+from torchweld.welds.swapping.faces import Face
 from torchweld.welds.swapping.original_code import untold
 
 Call = Callable[[], Any]

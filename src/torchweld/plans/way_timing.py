@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +27,8 @@ from torchweld.timing.rounds import FEWEST_ROUNDS
 from torchweld.timing.verdicts import FEW_ROUNDS
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Call
-from torchweld.welds.marks import KEY
-from torchweld.welds.swapping.swap import set_face, stats, undo, weld
+from torchweld.welds.swapping.faces import Face, faces
+from torchweld.welds.swapping.swap import stats
 
 # More instances than this say nothing new, and would only take time.
 MOST_INSTANCES = 16
@@ -54,17 +53,6 @@ class Timed:
     log_ratios: tuple[float, ...] = ()  # of each round, over the original
 
 
-class Face:
-    """Some modules as they are at this moment: their classes, and what welding keeps in them."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._states = [(m, type(m), m.__dict__.get(KEY)) for m in modules]
-
-    def show(self) -> None:
-        for module, kind, joint in self._states:
-            set_face(module, kind, joint)
-
-
 class FaceSide:
     """A face as a side of a comparison: `calls` rounds through all modules.
 
@@ -83,26 +71,6 @@ class FaceSide:
             for run in self._runs:
                 run()
         return time.perf_counter() - begun_s
-
-
-@contextmanager
-def faces(
-    model: nn.Module, modules: Sequence[nn.Module], decisions: Sequence[Sequence[Decision]]
-) -> Iterator[list[Face]]:
-    """The original face and one for each list of decisions; afterwards the original is shown."""
-    original = Face(modules)
-    found = [original]
-    try:
-        for own in decisions:
-            original.show()
-            weld(model, own)
-            found.append(Face(modules))
-        yield found
-    finally:
-        for face in found[1:]:
-            face.show()
-            undo(model, [d.block.path for own in decisions[:1] for d in own])
-        original.show()
 
 
 def time_choices(

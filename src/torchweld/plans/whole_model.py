@@ -27,9 +27,10 @@ from torchweld.plans.ceiling import ceiling
 from torchweld.plans.measurement_cache import Kept
 from torchweld.plans.plan import UNASKED, Planned, Whole
 from torchweld.plans.tuning import module_of
-from torchweld.plans.way_timing import FaceSide, faces
+from torchweld.plans.way_timing import FaceSide
 from torchweld.timing import Comparison, compare
 from torchweld.welds.decisions import Decision
+from torchweld.welds.swapping.faces import faces
 
 # A plan is to stay small, so it has the figures; who wants the rounds they were made of asks here.
 _rounds: ContextVar[dict[Whole, Comparison] | None] = ContextVar("rounds", default=None)
