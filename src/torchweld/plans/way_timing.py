@@ -7,20 +7,19 @@ alone. The modules are called one after the other, as the model calls them.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.machine.hardware import hardware
+from torchweld.plans.block_calls import block_call, input_like
 from torchweld.plans.plan import Verdict
 from torchweld.timing import Comparison, compare
 from torchweld.timing.rounds import FEWEST_ROUNDS
@@ -90,7 +89,7 @@ def time_choices(
     x = input_like(calls[0]).to(next(iter(modules[0].parameters())).device)
     if training:
         x.requires_grad_()
-    run = caller(modules[0], blocks[0], x, training)
+    run = block_call(modules[0], blocks[0], x, training)
     call_s = _call_s(run)
     least_s = least_budget_s(call_s)
     budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
@@ -108,7 +107,7 @@ def time_choices(
     names = [f"{choice.backend} {choice.mode}" for choice in choices]
     try:
         with faces(model, modules, decisions) as (original, *welded):
-            runs = [caller(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
+            runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
             sides = [FaceSide(face, runs) for face in (original, *welded)]
             behind = _behind(sides[1:], names, FIRST_TURNS if call_s < LONG_S else 1)
             taken = [i for i, name in enumerate(names) if name not in behind]
@@ -206,34 +205,6 @@ def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
     return timed < 2 * cache < everything
 
 
-def input_like(call: Call, rows: int | None = None) -> Tensor:
-    """Random numbers in the shape, type and layout of a recorded x."""
-    shape = call.shape if rows is None else (rows, call.shape[-1])
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
-    if call.contiguous or x.dim() < 2:
-        return x
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
 def copied_bytes(module: nn.Module) -> int:
     """Bytes of the copy of its weights that a welded module keeps."""
     return sum(one.copied_bytes for one in stats(module).values())
-
-
-def caller(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
-    """A call of a block's module as the model makes it, with hooks and `__call__`."""
-    first = next(iter(inspect.signature(module.forward).parameters), None)
-    args, kwargs = ((x,), {}) if first in (block.argument, "args") else ((), {block.argument: x})
-    kwargs |= dict.fromkeys(block.ignores, x)  # any tensor will do
-
-    def infer() -> object:
-        with torch.no_grad():
-            return module(*args, **kwargs)
-
-    def train() -> object:
-        y = module(*args, **kwargs)
-        y.backward(torch.ones_like(y))
-        return y
-
-    return train if training else infer
