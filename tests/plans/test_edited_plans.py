@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.machine import hardware
-from torchweld.plans.plan import Plan
-from torchweld.plans.plan_fitting import structure_of
+from torchweld.plans.plan import Plan, structure_of
 from torchweld.plans.planner import apply, plan
 from torchweld.welds.swapping.original_code import OriginalCodeWarning
 from torchweld.welds.swapping.swap import undo, welded_paths

@@ -47,12 +47,10 @@ SUBROOMS = {
 DOORS = {("plans.plan", "report")}
 # To be mended: these know rooms that they should not know.
 DOORS |= {
-    ("bench.model_runtimes", "report"),
     ("findings.call_cost", "machine"),
     ("findings.call_cost", "ops"),
     ("findings.call_cost", "welds"),
     ("numerics.model_check", "welds"),
-    ("plans.planner", "report"),
 }
 # The front door composes; it imports public names when they are first used.
 FRONT = ("__init__", "__main__")

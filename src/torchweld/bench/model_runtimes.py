@@ -35,7 +35,6 @@ from torchweld.plans.plan import UNASKED, Plan
 from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.recording.live_profile import profile
-from torchweld.report.plan_text import sentence
 from torchweld.welds.swapping import swap
 from torchweld.welds.swapping.faces import Face
 from torchweld.welds.swapping.original_code import untold
@@ -177,7 +176,7 @@ class TorchweldModel(EagerModel):
         stats = swap.stats(self.model)
         return {
             "kernel": f"{len(self.plan.decisions)} welded",
-            "sentence": sentence(self.plan),
+            "sentence": self.plan.sentence(),
             "ceiling": to_plain(limit),
             "predicted": to_plain(whole.predicted if whole else UNASKED),
             "promised": to_plain(whole.promised if whole else UNASKED),

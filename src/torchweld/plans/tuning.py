@@ -3,7 +3,7 @@
 Blocks that compute the same on weights of the same shape are tried together, one after the other
 with the weights of each, as the model calls them: so the weights of one have left the cache when
 its turn comes again, if they do so in the model. All ways are timed in the same rounds.
-In: a model, its blocks. Out: `Planned`s.
+In: a model, its blocks. Out: `TunedBlocks`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,12 +23,14 @@ from torchweld.core.speeds import Speed
 from torchweld.numerics.rule import Judgement, check_block
 from torchweld.ops.backends import BACKENDS
 from torchweld.ops.backends.backend import Form
-from torchweld.plans.block_calls import input_like, module_of, tensors_of
-from torchweld.plans.known_speeds import KnownSpeed, SpeedTable
+from torchweld.plans.block_calls import input_like, tensors_of
+from torchweld.plans.known_speeds import KnownSpeed, SpeedTable, table_here
 from torchweld.plans.measurement_cache import MeasurementCache
-from torchweld.plans.plan import UNASKED, Planned, Trial, Tuning, Verdict
+from torchweld.plans.plan import SETTLED, UNASKED, Planned, Trial, Tuning, Verdict, decided
+from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.time_budget import TimeBudget
 from torchweld.plans.way_timing import LEAST_BUDGET_S, Timed, time_choices
-from torchweld.welds.decisions import Choice
+from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Call
 
 INFERENCE_CHOICES = (
@@ -46,11 +48,6 @@ MOST_VERIFIED_COLUMNS = 4096
 # it is so small that nobody would notice.
 COPY_GAIN = 1.05
 SMALL_COPY_BYTES = 256 << 10
-
-# What need not be tried again.
-SETTLED = ("faster", "slower", "same", "behind", "cannot serve")
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,10 @@ class Group:
     def name(self) -> str:
         return f"{self.blocks[0].path or 'the model'} × {len(self.blocks)}, {self.key.rows} rows"
 
+    def verified(self, model: nn.Module, choice: Choice) -> Trial:
+        """The choice, verified on the first block for all."""
+        return verify_choice(model, self.blocks[0], self.calls[0], choice, self.key.training)
+
 
 def choices_for(training: bool, with_compile: bool, packing: bool) -> tuple[Choice, ...]:
     """What is tried, apart from leaving the block as it is."""
@@ -85,47 +86,71 @@ def choices_for(training: bool, with_compile: bool, packing: bool) -> tuple[Choi
     return (*choices, COMPILED) if with_compile else choices
 
 
+@dataclass(frozen=True, kw_only=True)
+class TunedBlocks:
+    """Every block with what was tried and chosen for it.
+
+    table: the table that decided, or why there is none, if times were not measured
+    """
+
+    planned: tuple[Planned, ...]
+    training: bool
+    table: str | None = None
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return decided(self.planned, self.training)
+
+
 def tune(
     model: nn.Module,
     blocks: Sequence[Block],
-    *,
-    training: bool,
-    force: bool,
-    choices: Sequence[Choice],
-    deadline_s: float,
+    options: PlanOptions,
+    budget: TimeBudget,
     memory: MeasurementCache,
-    progress: Progress,
-    table: SpeedTable | NotMeasured | None = None,
-) -> list[Planned]:
-    """Every block with what was tried and chosen for it; the model is left unwelded.
+) -> TunedBlocks:
+    """Tries all choices for all blocks; the model is left unwelded.
 
-    Each group has its share of the time until `deadline_s`, by `time.perf_counter`; what one does
-    not use is left to the others. What was measured before is taken from `memory`. With `force`, or
-    with a `table` that decides (a NotMeasured says why there is none here), nothing is timed.
+    Each group has its share of the time; what one does not use is left to the others. What was
+    measured before is taken from `memory`.
     """
+    training = options.training
+    choices = choices_for(training, options.with_compile, options.packing)
+    table = None if options.measure else table_here()
     groups = group(model, blocks, training)
-    found: dict[int, Tuning] = {}
-
-    def tuned(one: Group, share_s: float) -> Tuning:
-        if force:
-            return _forced(model, one, choices)
-        if table is not None:
-            return _by_table(model, one, choices, table)
-        return _tune_group(model, one, choices, share_s, memory)
-
-    # What could not be measured in its share of the time has another turn in what is left.
-    for turn in range(1 if force or table is not None else 2):
-        pending = [i for i in range(len(groups)) if turn == 0 or found[i].unmeasured]
-        for done, i in enumerate(pending):
-            progress(groups[i].name, (done + turn * len(groups)) / (2 * len(groups)))
-            share_s = (deadline_s - time.perf_counter()) / (len(pending) - done)
-            if turn == 0 or share_s > LEAST_BUDGET_S:
-                found[i] = tuned(groups[i], share_s)
-    tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
+    found: list[Tuning] = []
     for i, one in enumerate(groups):
+        options.say(f"tuning {one.name}", 0.1 + 0.25 * i / len(groups))
+        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(groups) - i)
+        if options.force:
+            found.append(_forced(model, one, choices))
+        elif table is not None:
+            found.append(_by_table(model, one, choices, table))
+        else:
+            found.append(_tune_group(model, one, choices, share_s, memory))
+    # What could not be measured in its share of the time has another turn in what is left.
+    pending = [i for i, one in enumerate(found) if options.timing and one.unmeasured]
+    for done, i in enumerate(pending):
+        options.say(f"tuning {groups[i].name}", 0.35 + 0.25 * done / len(pending))
+        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(pending) - done)
+        if share_s > LEAST_BUDGET_S:
+            found[i] = _tune_group(model, groups[i], choices, share_s, memory)
+    tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
+    for one, tuning in zip(groups, found, strict=True):
         for block, call in zip(one.blocks, one.calls, strict=True):
-            tunings[block.path].append(replace(found[i], count=call.count))
-    return [Planned(block=block, tunings=tuple(tunings[block.path])) for block in blocks]
+            tunings[block.path].append(replace(tuning, count=call.count))
+    return TunedBlocks(
+        planned=tuple(Planned(block=b, tunings=tuple(tunings[b.path])) for b in blocks),
+        training=training,
+        table=_source(table),
+    )
+
+
+def _source(table: SpeedTable | NotMeasured | None) -> str | None:
+    """What a plan says of the table that decided."""
+    if table is None:
+        return None
+    return table.reason if isinstance(table, NotMeasured) else table.source
 
 
 def group(model: nn.Module, blocks: Sequence[Block], training: bool) -> list[Group]:
@@ -160,15 +185,14 @@ def _tune_group(
     if kept is not None:
         return _verified_again(model, one, replace(kept.record, remembered=kept.at))
     begun_s = time.perf_counter()
-    trials = {choice: verify_choice(model, one, choice) for choice in choices}
+    trials = {choice: one.verified(model, choice) for choice in choices}
     left_s = budget_s - (time.perf_counter() - begun_s)
     good = [choice for choice, trial in trials.items() if trial.verified]
     if any(tensor.is_meta for tensor in tensors_of(model, one.blocks[0])):
         good = []
     if not good:
         return choose(one.key.rows, list(trials.values()))
-    modules = [module_of(model, block) for block in one.blocks]
-    timed = time_choices(model, modules, one.blocks, one.calls, good, one.key.training, left_s)
+    timed = time_choices(model, one.blocks, one.calls[0], good, one.key.training, left_s)
     for choice, found in timed.items():
         trials[choice] = replace(
             trials[choice],
@@ -187,7 +211,7 @@ def _forced(model: nn.Module, one: Group, choices: Sequence[Choice]) -> Tuning:
     """The first that verifies; times nothing."""
     trials = []
     for choice in choices:
-        trials.append(verify_choice(model, one, choice))
+        trials.append(one.verified(model, choice))
         if trials[-1].verified:
             break
     chosen = trials[-1].choice if trials and trials[-1].verified else None
@@ -209,7 +233,7 @@ def _by_table(
     trials: dict[Choice, Trial] = {}
     for choice in choices:
         known = _known(key, choice, table)
-        trial = verify_choice(model, one, choice)
+        trial = one.verified(model, choice)
         if trial.verified and isinstance(known, KnownSpeed) and known.faster:
             speeds[choice] = known.speedup
             trial = replace(trial, verdict="known", speed=NotMeasured(known.words))
@@ -246,7 +270,7 @@ def _verified_again(model: nn.Module, one: Group, kept: Tuning) -> Tuning:
     """Times that were measured before; what is chosen by them is verified on the weights of now."""
     trials = {trial.choice: trial for trial in kept.trials}
     while kept.chosen is not None:
-        fresh = verify_choice(model, one, kept.chosen)
+        fresh = one.verified(model, kept.chosen)
         if fresh.verified:
             trials[kept.chosen] = replace(trials[kept.chosen], error_ratio=fresh.error_ratio)
             break
@@ -313,9 +337,10 @@ def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
 # ---- the numbers ----
 
 
-def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
+def verify_choice(
+    model: nn.Module, block: Block, call: Call, choice: Choice, training: bool
+) -> Trial:
     """Whether the choice gives right numbers, by the numerical rule; nothing is timed."""
-    block, call, training = one.blocks[0], one.calls[0], one.key.training
     tensors = [tensor.detach() for tensor in tensors_of(model, block)]
     forms = parse_spec(block.form)
     form = Form.of("chain", forms, tensors)

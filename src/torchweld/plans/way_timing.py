@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.machine.hardware import hardware
-from torchweld.plans.block_calls import block_call, input_like
+from torchweld.plans.block_calls import block_call, input_like, module_of
 from torchweld.plans.plan import Verdict
+from torchweld.plans.time_budget import least_budget_s
 from torchweld.timing import Comparison, compare
 from torchweld.timing.rounds import FEWEST_ROUNDS
-from torchweld.timing.verdicts import FEW_ROUNDS
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Call
 from torchweld.welds.swapping.faces import Face, faces
@@ -74,9 +74,8 @@ class FaceSide:
 
 def time_choices(
     model: nn.Module,
-    modules: Sequence[nn.Module],
     blocks: Sequence[Block],
-    calls: Sequence[Call],
+    call: Call,
     choices: Sequence[Choice],
     training: bool,
     budget_s: float,
@@ -86,60 +85,67 @@ def time_choices(
         return _none_timed(choices, "no time was left for it")
     if not choices:
         return {}
-    x = input_like(calls[0]).to(next(iter(modules[0].parameters())).device)
+    module = module_of(model, blocks[0])
+    x = input_like(call).to(next(iter(module.parameters())).device)
     if training:
         x.requires_grad_()
-    run = block_call(modules[0], blocks[0], x, training)
-    call_s = _call_s(run)
+    call_s = _call_s(block_call(module, blocks[0], x, training))
     least_s = least_budget_s(call_s)
     budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
     if least_s > budget_s:
         needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
-        why = f"{needed}; {budget_s:.2g} s were left"
-        return _none_timed(choices, why)
-    count = _instances(call_s, len(modules), len(choices), budget_s)
-    modules, blocks = modules[:count], blocks[:count]
-    rows = calls[0].rows
+        return _none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
+    blocks = blocks[: _instances(call_s, len(blocks), len(choices), budget_s)]
+    turns = FIRST_TURNS if call_s < LONG_S else 1
+    try:
+        return _time_together(model, blocks, x, call.rows, choices, training, turns, budget_s)
+    except TorchweldError:  # one of them cannot be welded
+        if len(choices) == 1:
+            return {}
+        share_s = budget_s / len(choices)
+        alone = [time_choices(model, blocks, call, [c], training, share_s) for c in choices]
+        return {choice: timed for one in alone for choice, timed in one.items()}
+
+
+def _time_together(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    x: Tensor,
+    rows: int,
+    choices: Sequence[Choice],
+    training: bool,
+    turns: int,
+    budget_s: float,
+) -> dict[Choice, Timed]:
+    """All in the same rounds, but those that a first look of some turns shows far behind."""
+    modules = [module_of(model, block) for block in blocks]
+    runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
     decisions = [
         [Decision(block=b, by_rows=((rows, rows, choice),), training=training) for b in blocks]
         for choice in choices
     ]
     names = [f"{choice.backend} {choice.mode}" for choice in choices]
-    try:
-        with faces(model, modules, decisions) as (original, *welded):
-            runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
-            sides = [FaceSide(face, runs) for face in (original, *welded)]
-            behind = _behind(sides[1:], names, FIRST_TURNS if call_s < LONG_S else 1)
-            taken = [i for i, name in enumerate(names) if name not in behind]
-            found: Any = compare(
-                sides[0],
-                *(sides[1 + i] for i in taken),
-                names=("original", *(names[i] for i in taken)),
-                budget_s=budget_s / len(taken),
-                precision=PRECISION,
-                enough=ENOUGH,
-                cold=_cold(model, modules),
-            )
-            results = found if isinstance(found, list) else [found]
-            timed = {
-                choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
-                for choice, name in zip(choices, names, strict=True)
-                if name in behind
-            }
-            for i, comparison in zip(taken, results, strict=True):
-                welded[i].show()
-                copied = sum(map(copied_bytes, modules)) // len(modules)
-                timed[choices[i]] = _timed(comparison, count, copied)
-    except TorchweldError:
-        if len(choices) == 1:
-            return {}
-        return {
-            choice: one
-            for choice in choices
-            for one in time_choices(
-                model, modules, blocks, calls, [choice], training, budget_s / len(choices)
-            ).values()
+    with faces(model, decisions) as (original, *welded):
+        sides = [FaceSide(face, runs) for face in welded]
+        behind = _behind(sides, names, turns)
+        taken = [i for i, name in enumerate(names) if name not in behind]
+        found: Any = compare(
+            FaceSide(original, runs),
+            *(sides[i] for i in taken),
+            names=("original", *(names[i] for i in taken)),
+            budget_s=budget_s / len(taken),
+            precision=PRECISION,
+            enough=ENOUGH,
+            cold=_cold(model, modules),
+        )
+        timed = {
+            choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
+            for choice, name in zip(choices, names, strict=True)
+            if name in behind
         }
+        for i, one in zip(taken, found if isinstance(found, list) else [found], strict=True):
+            welded[i].show()
+            timed[choices[i]] = _timed(one, modules)
     return timed
 
 
@@ -165,14 +171,18 @@ def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict
     }
 
 
-def _timed(found: Comparison, instances: int, copied: int) -> Timed:
-    """Of one module, where all of them were timed together."""
-    speed = found.speed
+def _timed(found: Comparison, modules: Sequence[nn.Module]) -> Timed:
+    """Of one module, where all of them were timed together. They are shown as they were timed."""
+    speed, count = found.speed, len(modules)
     if isinstance(speed, Speed):
-        before_us, after_us = speed.before_us / instances, speed.after_us / instances
+        before_us, after_us = speed.before_us / count, speed.after_us / count
         speed = replace(speed, before_us=before_us, after_us=after_us)
+    copies = (one.copied_bytes for module in modules for one in stats(module).values())
     return Timed(
-        verdict=found.verdict, speed=speed, copied_bytes=copied, log_ratios=found.log_ratios
+        verdict=found.verdict,
+        speed=speed,
+        copied_bytes=sum(copies) // count,
+        log_ratios=found.log_ratios,
     )
 
 
@@ -181,11 +191,6 @@ def _call_s(run: Callable[[], object]) -> float:
     begun_s = time.perf_counter()
     run()
     return time.perf_counter() - begun_s
-
-
-def least_budget_s(call_s: float) -> float:
-    """Less than this cannot do: the original and its control take as much in the fewest rounds."""
-    return 2 * FEW_ROUNDS * call_s
 
 
 def _instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
@@ -203,8 +208,3 @@ def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
     timed = sum(p.nbytes for module in modules for p in module.parameters())
     everything = sum(p.nbytes for p in model.parameters())
     return timed < 2 * cache < everything
-
-
-def copied_bytes(module: nn.Module) -> int:
-    """Bytes of the copy of its weights that a welded module keeps."""
-    return sum(one.copied_bytes for one in stats(module).values())
