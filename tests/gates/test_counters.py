@@ -184,7 +184,7 @@ def test_a_block_is_lost_with_the_reason() -> None:
     after = Counters(own=after.own, welded=after.welded, reasons={"c": "rows"})
     norm = "a layer norm between the Linears"
     refusal = Refusal(path="b", kind="Mlp", reason=norm, op="aten.layer_norm", where="model.py:7")
-    found = lost_blocks(before, after, {"b": refusal})
+    found = lost_blocks(before, after, [refusal])
     assert [(one.path, one.why) for one in found] == [
         ("b", f"{norm} (aten.layer_norm, model.py:7)"),
         ("c", "rows"),
