@@ -27,6 +27,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import Inputs, Workload, tensors_in
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
+from torchweld.core.untold import untold
 from torchweld.models.targets import Target
 from torchweld.numerics.model_check import depth_of, results, step_of, truth_of
 from torchweld.numerics.repeatable import check_repeatable
@@ -37,7 +38,6 @@ from torchweld.profiles.accounting.account import account
 from torchweld.profiles.recording.live_profile import profile
 from torchweld.welds.swapping import swap
 from torchweld.welds.swapping.faces import Face
-from torchweld.welds.swapping.original_code import untold
 
 Call = Callable[[], Any]
 DIGEST_SAMPLES = 64

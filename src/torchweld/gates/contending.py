@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from torchweld.core.records import from_plain
+from torchweld.core.untold import untold
 from torchweld.gates.subject import Subject
 from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import fit_plan
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import weld
 
 # What a call gives to the worker, whose business the model's own output is not.

@@ -22,10 +22,10 @@ import torch
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.files import read_json
+from torchweld.core.model_state import put_back
 from torchweld.core.records import from_plain, to_plain
 from torchweld.gates.gate_timing import measure_welded
 from torchweld.gates.subject import Clock, Subject
-from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import fit_plan
 from torchweld.timing import Comparison

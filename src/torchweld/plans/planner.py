@@ -19,7 +19,7 @@ from torchweld.core.arguments import Progress, check_kind, check_model
 from torchweld.core.inputs import as_workloads
 from torchweld.core.names import known
 from torchweld.core.undisturbed import Apart, undisturbed
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.machine.load import load_words
 from torchweld.plans.flops_share import flops_share
@@ -113,7 +113,7 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
         model=type(plain_root(copy)).__name__,
         structure=structure_of(copy),
         training=options.training,
-        fingerprint=hardware.fingerprint(),
+        fingerprint=fingerprint.key_here(),
         torch=torch.__version__,
         planned=kept.planned,
         refused=blocks.refused,

@@ -19,7 +19,7 @@ from torchweld.core.inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.findings import welding_bound
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
 from torchweld.numerics.model_check import (
     Check,
     compare_results,
@@ -61,10 +61,10 @@ def measure_wholes(
     """Each workload before and after, in the time that is left; none if nothing is to be proved."""
     if not tuned.decisions or options.force:
         return ()
-    if hardware.peaks() is None and None in budget.untimed:
+    if measured_peaks.peaks() is None and None in budget.untimed:
         options.say("measuring this machine's peaks", 0.6)
         with suppress(NotMeasuredError):  # then there is no ceiling to show
-            hardware.peaks(measure=True)
+            measured_peaks.peaks(measure=True)
     end_s = budget.end_s
     if all(tuning.remembered for one in tuned.planned for tuning in one.tunings):
         end_s = min(end_s, time.perf_counter() + REMEMBERED_S)

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from torchweld.core.untold import untold
 from torchweld.welds.decisions import Decision
 from torchweld.welds.marks import KEY
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import set_face, undo, weld
 
 
