@@ -23,7 +23,7 @@ from torchweld.core.speeds import Speed
 from torchweld.machine import measured_peaks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
-from torchweld.plans import ceiling, planner, time_budget, tuning, way_timing, whole_model
+from torchweld.plans import ceiling, choice_timing, planner, time_budget, tuning, whole_model
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Trial, Tuning
 from torchweld.profiles.profile import About, Module, Profile
@@ -75,7 +75,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         return found if len(found) > 1 else found[0]
 
-    monkeypatch.setattr(way_timing, "compare", compare)
+    monkeypatch.setattr(choice_timing, "compare", compare)
     monkeypatch.setattr(whole_model, "compare", compare)
     monkeypatch.setattr(ceiling, "compare", compare)
     monkeypatch.setattr(planner, "load_words", lambda: "")
@@ -179,12 +179,12 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
     before = [(type(module), sorted(module.__dict__)) for module in model.modules()]
     calls: list[int] = []
 
-    def interrupted(*args: Any) -> dict[Choice, way_timing.Timed]:
+    def interrupted(*args: Any) -> dict[Choice, choice_timing.Timed]:
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
         # What really comes out may be "not measured", on a busy machine, and is not kept then.
-        slow = way_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
+        slow = choice_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
         return dict.fromkeys(args[3], slow)
 
     monkeypatch.setattr(tuning, "time_choices", interrupted)
@@ -420,8 +420,8 @@ def test_a_plan_by_force_tells_the_memory_of_its_copies() -> None:
 def test_fuse_leaves_a_plan_and_one_line_whatever_came_of_it(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def busy(*args: Any) -> dict[Choice, way_timing.Timed]:
-        unknown = way_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
+    def busy(*args: Any) -> dict[Choice, choice_timing.Timed]:
+        unknown = choice_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
         return dict.fromkeys(args[3], unknown)
 
     monkeypatch.setattr(tuning, "time_choices", busy)
@@ -511,7 +511,7 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
 def test_a_block_whose_rounds_cannot_fit_is_not_begun(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(way_timing, "_call_s", lambda run: 0.9)
+    monkeypatch.setattr(choice_timing, "_call_s", lambda run: 0.9)
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     made = tw.plan(model, torch.randn(1, 64), budget_s=8.0)
     (one,) = made.planned

@@ -18,8 +18,8 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
+from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.plan import Plan, Planned, structure_of
-from torchweld.plans.tuning import verify_choice
 from torchweld.welds.decisions import Decision
 from torchweld.welds.finding.rereading import Rereader, differences
 from torchweld.welds.found_blocks import Block, Refusal

@@ -29,12 +29,12 @@ from torchweld.numerics.model_check import (
     truth_of,
 )
 from torchweld.plans.ceiling import ceiling
+from torchweld.plans.choice_timing import FaceSide
 from torchweld.plans.measurement_cache import Kept, MeasurementCache
 from torchweld.plans.plan import SETTLED, UNASKED, Planned, Whole, structure_of
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.time_budget import TimeBudget
 from torchweld.plans.tuning import TunedBlocks
-from torchweld.plans.way_timing import FaceSide
 from torchweld.timing import Comparison, compare
 from torchweld.welds.swapping.faces import both_faces
 
