@@ -341,7 +341,7 @@ def test_an_mlp_in_two_modules_is_found_in_its_parts() -> None:
     (refusal,) = blocks.refused
     assert (refusal.path, refusal.kind, refusal.op) == ("output", "Output", "aten.layer_norm")
     assert refusal.reason == "a layer norm after the last Linear (LayerNorm)"
-    assert refusal.where.startswith("discovery_zoo.py:")
+    assert refusal.where.startswith("module_zoo.py:")
 
 
 def test_an_mlp_inline_in_a_layer_is_found_in_its_parts() -> None:
