@@ -7,29 +7,27 @@ alone. The modules are called one after the other, as the model calls them.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.machine.hardware import hardware
+from torchweld.plans.block_calls import block_call, input_like, module_of
 from torchweld.plans.plan import Verdict
+from torchweld.plans.time_budget import least_budget_s
 from torchweld.timing import Comparison, compare
 from torchweld.timing.rounds import FEWEST_ROUNDS
-from torchweld.timing.verdicts import FEW_ROUNDS
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Call
-from torchweld.welds.marks import KEY
-from torchweld.welds.swapping.swap import set_face, stats, undo, weld
+from torchweld.welds.swapping.faces import Face, faces
+from torchweld.welds.swapping.swap import stats
 
 # More instances than this say nothing new, and would only take time.
 MOST_INSTANCES = 16
@@ -54,17 +52,6 @@ class Timed:
     log_ratios: tuple[float, ...] = ()  # of each round, over the original
 
 
-class Face:
-    """Some modules as they are at this moment: their classes, and what welding keeps in them."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._states = [(m, type(m), m.__dict__.get(KEY)) for m in modules]
-
-    def show(self) -> None:
-        for module, kind, joint in self._states:
-            set_face(module, kind, joint)
-
-
 class FaceSide:
     """A face as a side of a comparison: `calls` rounds through all modules.
 
@@ -85,31 +72,10 @@ class FaceSide:
         return time.perf_counter() - begun_s
 
 
-@contextmanager
-def faces(
-    model: nn.Module, modules: Sequence[nn.Module], decisions: Sequence[Sequence[Decision]]
-) -> Iterator[list[Face]]:
-    """The original face and one for each list of decisions; afterwards the original is shown."""
-    original = Face(modules)
-    found = [original]
-    try:
-        for own in decisions:
-            original.show()
-            weld(model, own)
-            found.append(Face(modules))
-        yield found
-    finally:
-        for face in found[1:]:
-            face.show()
-            undo(model, [d.block.path for own in decisions[:1] for d in own])
-        original.show()
-
-
 def time_choices(
     model: nn.Module,
-    modules: Sequence[nn.Module],
     blocks: Sequence[Block],
-    calls: Sequence[Call],
+    call: Call,
     choices: Sequence[Choice],
     training: bool,
     budget_s: float,
@@ -119,60 +85,67 @@ def time_choices(
         return _none_timed(choices, "no time was left for it")
     if not choices:
         return {}
-    x = input_like(calls[0]).to(next(iter(modules[0].parameters())).device)
+    module = module_of(model, blocks[0])
+    x = input_like(call).to(next(iter(module.parameters())).device)
     if training:
         x.requires_grad_()
-    run = caller(modules[0], blocks[0], x, training)
-    call_s = _call_s(run)
+    call_s = _call_s(block_call(module, blocks[0], x, training))
     least_s = least_budget_s(call_s)
     budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
     if least_s > budget_s:
         needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
-        why = f"{needed}; {budget_s:.2g} s were left"
-        return _none_timed(choices, why)
-    count = _instances(call_s, len(modules), len(choices), budget_s)
-    modules, blocks = modules[:count], blocks[:count]
-    rows = calls[0].rows
+        return _none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
+    blocks = blocks[: _instances(call_s, len(blocks), len(choices), budget_s)]
+    turns = FIRST_TURNS if call_s < LONG_S else 1
+    try:
+        return _time_together(model, blocks, x, call.rows, choices, training, turns, budget_s)
+    except TorchweldError:  # one of them cannot be welded
+        if len(choices) == 1:
+            return {}
+        share_s = budget_s / len(choices)
+        alone = [time_choices(model, blocks, call, [c], training, share_s) for c in choices]
+        return {choice: timed for one in alone for choice, timed in one.items()}
+
+
+def _time_together(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    x: Tensor,
+    rows: int,
+    choices: Sequence[Choice],
+    training: bool,
+    turns: int,
+    budget_s: float,
+) -> dict[Choice, Timed]:
+    """All in the same rounds, but those that a first look of some turns shows far behind."""
+    modules = [module_of(model, block) for block in blocks]
+    runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
     decisions = [
         [Decision(block=b, by_rows=((rows, rows, choice),), training=training) for b in blocks]
         for choice in choices
     ]
     names = [f"{choice.backend} {choice.mode}" for choice in choices]
-    try:
-        with faces(model, modules, decisions) as (original, *welded):
-            runs = [caller(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
-            sides = [FaceSide(face, runs) for face in (original, *welded)]
-            behind = _behind(sides[1:], names, FIRST_TURNS if call_s < LONG_S else 1)
-            taken = [i for i, name in enumerate(names) if name not in behind]
-            found: Any = compare(
-                sides[0],
-                *(sides[1 + i] for i in taken),
-                names=("original", *(names[i] for i in taken)),
-                budget_s=budget_s / len(taken),
-                precision=PRECISION,
-                enough=ENOUGH,
-                cold=_cold(model, modules),
-            )
-            results = found if isinstance(found, list) else [found]
-            timed = {
-                choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
-                for choice, name in zip(choices, names, strict=True)
-                if name in behind
-            }
-            for i, comparison in zip(taken, results, strict=True):
-                welded[i].show()
-                copied = sum(map(copied_bytes, modules)) // len(modules)
-                timed[choices[i]] = _timed(comparison, count, copied)
-    except TorchweldError:
-        if len(choices) == 1:
-            return {}
-        return {
-            choice: one
-            for choice in choices
-            for one in time_choices(
-                model, modules, blocks, calls, [choice], training, budget_s / len(choices)
-            ).values()
+    with faces(model, decisions) as (original, *welded):
+        sides = [FaceSide(face, runs) for face in welded]
+        behind = _behind(sides, names, turns)
+        taken = [i for i, name in enumerate(names) if name not in behind]
+        found: Any = compare(
+            FaceSide(original, runs),
+            *(sides[i] for i in taken),
+            names=("original", *(names[i] for i in taken)),
+            budget_s=budget_s / len(taken),
+            precision=PRECISION,
+            enough=ENOUGH,
+            cold=_cold(model, modules),
+        )
+        timed = {
+            choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
+            for choice, name in zip(choices, names, strict=True)
+            if name in behind
         }
+        for i, one in zip(taken, found if isinstance(found, list) else [found], strict=True):
+            welded[i].show()
+            timed[choices[i]] = _timed(one, modules)
     return timed
 
 
@@ -198,14 +171,18 @@ def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict
     }
 
 
-def _timed(found: Comparison, instances: int, copied: int) -> Timed:
-    """Of one module, where all of them were timed together."""
-    speed = found.speed
+def _timed(found: Comparison, modules: Sequence[nn.Module]) -> Timed:
+    """Of one module, where all of them were timed together. They are shown as they were timed."""
+    speed, count = found.speed, len(modules)
     if isinstance(speed, Speed):
-        before_us, after_us = speed.before_us / instances, speed.after_us / instances
+        before_us, after_us = speed.before_us / count, speed.after_us / count
         speed = replace(speed, before_us=before_us, after_us=after_us)
+    copies = (one.copied_bytes for module in modules for one in stats(module).values())
     return Timed(
-        verdict=found.verdict, speed=speed, copied_bytes=copied, log_ratios=found.log_ratios
+        verdict=found.verdict,
+        speed=speed,
+        copied_bytes=sum(copies) // count,
+        log_ratios=found.log_ratios,
     )
 
 
@@ -214,11 +191,6 @@ def _call_s(run: Callable[[], object]) -> float:
     begun_s = time.perf_counter()
     run()
     return time.perf_counter() - begun_s
-
-
-def least_budget_s(call_s: float) -> float:
-    """Less than this cannot do: the original and its control take as much in the fewest rounds."""
-    return 2 * FEW_ROUNDS * call_s
 
 
 def _instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
@@ -236,36 +208,3 @@ def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
     timed = sum(p.nbytes for module in modules for p in module.parameters())
     everything = sum(p.nbytes for p in model.parameters())
     return timed < 2 * cache < everything
-
-
-def input_like(call: Call, rows: int | None = None) -> Tensor:
-    """Random numbers in the shape, type and layout of a recorded x."""
-    shape = call.shape if rows is None else (rows, call.shape[-1])
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
-    if call.contiguous or x.dim() < 2:
-        return x
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-def copied_bytes(module: nn.Module) -> int:
-    """Bytes of the copy of its weights that a welded module keeps."""
-    return sum(one.copied_bytes for one in stats(module).values())
-
-
-def caller(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
-    """A call of a block's module as the model makes it, with hooks and `__call__`."""
-    first = next(iter(inspect.signature(module.forward).parameters), None)
-    args, kwargs = ((x,), {}) if first in (block.argument, "args") else ((), {block.argument: x})
-    kwargs |= dict.fromkeys(block.ignores, x)  # any tensor will do
-
-    def infer() -> object:
-        with torch.no_grad():
-            return module(*args, **kwargs)
-
-    def train() -> object:
-        y = module(*args, **kwargs)
-        y.backward(torch.ones_like(y))
-        return y
-
-    return train if training else infer
