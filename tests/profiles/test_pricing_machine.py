@@ -13,7 +13,7 @@ from torch import nn
 
 from torchweld import ops
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording import pricing_machine
 from torchweld.profiles.recording.live_profile import profile
@@ -24,7 +24,7 @@ def test_a_live_profile_says_what_its_machine_costs() -> None:
     taken = profile(nn.Linear(3, 5), torch.randn(2, 3), steps=2)
     assert taken.fused_call_us == pricing_machine._least_us > 0
     assert taken.machine.op_cost_us == taken.op_cost_us > 0
-    assert taken.machine.fingerprint == hardware.fingerprint()
+    assert taken.machine.fingerprint == fingerprint.key_here()
 
 
 def test_the_best_call_ever_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 from torchweld.core.speeds import Speed
 from torchweld.findings import diagnose
-from torchweld.machine.hardware import Peaks
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.plans.known_speeds import FORM as TABLE_FORM
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, table_text
 from torchweld.plans.plan import FORM as PLAN_FORM

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.interrupts import is_interrupt
+from torchweld.core.model_state import forwards_replaced
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
+from torchweld.plans.block_calls import module_of, tensors_of
 from torchweld.plans.flops_share import flops_of_block
-from torchweld.plans.tuning import module_of, tensors_of
 from torchweld.timing import CallableSide, compare
 from torchweld.timing.sides import Clock
 from torchweld.welds.decisions import Decision
@@ -72,12 +72,12 @@ def ceiling(
 
 def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | NotMeasured:
     """The least that the welded blocks take: their weights read, or their FLOPs done."""
-    peaks, threads = hardware.peaks(), torch.get_num_threads()
+    peaks, threads = measured_peaks.peaks(), torch.get_num_threads()
     if peaks is None:
         return NotMeasured("this machine's peaks are not known; torchweld info --measure")
     weights = {id(t): t for d in decisions for t in tensors_of(model, d.block)}
     size = sum(t.nbytes for t in weights.values())
-    gbps = hardware.read_gbps_now(size, threads)
+    gbps = measured_peaks.read_gbps_now(size, threads)
     flops_us = 0.0
     for decision in decisions:
         gflops = peaks.fma_gflops(decision.block.dtype, threads)
@@ -90,7 +90,10 @@ def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | NotM
 
 
 class StubSide(CallableSide):
-    """The model with `blocks` stubbed out, without the time that their weights are read."""
+    """The model with stubs for its blocks: they read their weights and return zeros.
+
+    The time that the reading takes is not counted.
+    """
 
     def __init__(
         self,
@@ -100,28 +103,15 @@ class StubSide(CallableSide):
         clock: Clock = time.perf_counter,
     ) -> None:
         super().__init__(run, clock)
-        self._stubs = Stubs(model, blocks, clock)
+        self._reading_s = 0.0
+        self._stubs = {
+            module_of(model, block): self._stub(block, tensors_of(model, block)) for block in blocks
+        }
 
     def time(self, calls: int) -> float:
-        with self._stubs as stubs:
-            before_s = stubs.reading_s
-            return super().time(calls) - (stubs.reading_s - before_s)
-
-
-class Stubs:
-    """Inside, the blocks' modules read their weights, and give zeros in the right shape.
-
-    reading_s: how long they have read so far
-    """
-
-    def __init__(self, model: nn.Module, blocks: Sequence[Block], clock: Clock) -> None:
-        self.reading_s = 0.0
-        self._clock = clock
-        self._stubs = [
-            (module_of(model, block), self._stub(block, tensors_of(model, block)))
-            for block in blocks
-        ]
-        self._before: list[tuple[nn.Module, Any]] = []
+        before_s = self._reading_s
+        with forwards_replaced(self._stubs):
+            return super().time(calls) - (self._reading_s - before_s)
 
     def _stub(self, block: Block, weights: Sequence[Tensor]) -> Callable[..., Tensor]:
         memory = [_memory_of(t) for t in weights if t.device.type == "cpu"]
@@ -133,31 +123,12 @@ class Stubs:
             begun_s = self._clock()
             for numbers in memory:
                 numbers.sum()
-            # What lay in memory instead could be NaN or denormal, and slow what follows.
+            # Uninitialised memory could hold NaN or denormal numbers, and slow what follows.
             y = x.new_zeros((*x.shape[:-1], block.out_features))
-            self.reading_s += self._clock() - begun_s
+            self._reading_s += self._clock() - begun_s
             return y
 
         return forward
-
-    def __enter__(self) -> Stubs:
-        for module, stub in self._stubs:
-            self._before.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = stub
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        while self._before:
-            module, before = self._before.pop()
-            if before is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = before
 
 
 def _memory_of(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torchweld.core.files import MOST_BYTES
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import MOST_FLOAT, Count, Index, Length, Measured, to_plain
 from torchweld.core.saved_records import FileFormat
-from torchweld.machine.hardware import Peaks
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.doubts import doubt
 
 # Of a tensor in a file. No memory holds more.

@@ -1,8 +1,8 @@
 """What a backend is, and what it is asked about: a `Form`, a chain or group without its tensors.
 
-A backend says why it cannot serve (`unavailable`, `unsupported_reasons`) and builds a `Runner`: a
-block bound to its tensors, x `[..., K]` in, `[..., N]` out (one for each member of a group).
-M rows, K in, N out.
+A backend says what it can do (`abilities`) and why it cannot serve (`unavailable`,
+`unsupported_reasons`). It builds a `Runner`: a block bound to its tensors, x `[..., K]` in,
+`[..., N]` out (one per member of a group). M rows, K in, N out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch.autograd import forward_ad
 from torchweld.core.blocks import LayerForm, format_spec, split_tensors
 from torchweld.core.errors import BlockError, UnsupportedError
 from torchweld.core.names import known
+from torchweld.ops.backends.abilities import Abilities
 
 Kind = Literal["chain", "group"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What is to be computed. `sizes` has (K, N) of each layer, N being that after a gate."""
+    """What to compute. `sizes` has (K, N) of each layer; N is the width after a gate."""
 
     kind: Kind
     forms: tuple[LayerForm, ...]
@@ -36,7 +37,7 @@ class Form:
 
     @property
     def spec(self) -> str:
-        """As the ops of `torch.ops.torchweld` take it."""
+        """The text that the ops of `torch.ops.torchweld` take."""
         return format_spec(self.forms)
 
     def __str__(self) -> str:
@@ -46,7 +47,7 @@ class Form:
 
     @staticmethod
     def of(kind: Kind, forms: Sequence[LayerForm], tensors: Sequence[Tensor]) -> Form:
-        """The block that `tensors` make up, in the order the ops take them, or a BlockError."""
+        """The block that `tensors` make, in the order of the ops; else a BlockError."""
         format_spec(forms)  # at least one
         sizes = [
             _sizes(i, form, own) for i, (form, own) in enumerate(split_tensors(forms, tensors))
@@ -93,25 +94,26 @@ def _sizes(index: int, form: LayerForm, tensors: Sequence[Tensor]) -> tuple[int,
 class Runner(Protocol):
     """A block bound to its tensors.
 
-    It reads these tensors as they are at each call, whatever became of their contents and `.data`;
-    other tensors (a parameter object that replaces one of them) need a build of their own.
+    Each call reads these tensors as they are then, also after changes of their contents or `.data`.
+    If another parameter object replaces one of them, that is another tensor and needs another
+    build.
     """
 
     @property
     def copied_bytes(self) -> int:
-        """Memory of the copy of the weights that it keeps; 0 if it keeps none."""
+        """Bytes of the copy of the weights that it keeps; 0 without a copy."""
 
     def __call__(self, x: Tensor) -> Tensor | list[Tensor]: ...
 
 
 class Backend(Protocol):
-    """One way to run blocks. `modes` are its ways to do so, the default first."""
+    """One way to run blocks: a row of `BACKENDS`."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def modes(self) -> tuple[str, ...]: ...
+    def abilities(self) -> Abilities: ...
 
     def unavailable(self) -> list[str]:
         """Why it cannot be used on this machine at all; empty if it can."""
@@ -124,23 +126,45 @@ class Backend(Protocol):
         device: torch.device,
         mode: str | None = None,
     ) -> list[str]:
-        """Why it cannot run `block` on x of these shapes; empty if it can, here and at all."""
+        """Why it cannot run `block` on x of these shapes, here or at all; empty if it can."""
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
-        """`block` bound to `tensors`; raises UnsupportedError, with every reason, if it cannot."""
+        """`block` bound to `tensors`; if it cannot be, an UnsupportedError with every reason."""
 
 
 def mode_of(backend: Backend, mode: str | None) -> str:
     """The mode asked for, or the default."""
-    return known(mode or backend.modes[0], backend.modes, f"mode of backend {backend.name}")
+    names = [mode.name for mode in backend.abilities.modes]
+    return known(mode or names[0], names, f"mode of backend {backend.name}")
+
+
+def plain_reasons(backend: Backend, dtype: torch.dtype, device: torch.device) -> list[str]:
+    """Why it cannot be used here at all, and the reasons that follow from its abilities."""
+    can = backend.abilities
+    reasons = backend.unavailable()
+    if not can.runs_on([device.type]):
+        reasons.append(f"it runs on {', '.join(can.devices or ())}; the tensors are on {device}")
+    if str(dtype).removeprefix("torch.") not in can.dtypes:
+        reasons.append(f"{dtype} is not one of {', '.join(can.dtypes)}; cast with .to()")
+    if not can.deterministic and torch.are_deterministic_algorithms_enabled():
+        reasons.append(
+            "its results differ in their last bits from run to run, and "
+            "torch.use_deterministic_algorithms(True) forbids that"
+        )
+    return reasons
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """The device that a weight is for. A weight on meta gets its numbers later: on the CPU."""
+    return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
 def check_build(backend: Backend, block: Form, tensors: Sequence[Tensor], mode: str | None) -> str:
-    """What every `build` starts with: the mode, once `tensors` prove to be ones it serves."""
+    """The start of every `build`: checks `tensors`, and returns the mode."""
     mode = mode_of(backend, mode)
     given = Form.of(block.kind, block.forms, tensors)
     if given != block:
-        raise BlockError(f"the tensors make up {given}, and the block to build is {block}")
+        raise BlockError(f"the tensors make {given}, but the block to build is {block}")
     kinds = {(t.dtype, t.device) for t in tensors}
     if len(kinds) > 1:
         listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -159,9 +183,9 @@ def refusal_lines(name: str, mode: str | None, block: Form, reasons: Sequence[st
 
 
 def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether a call wants values and nothing else: no gradient or tangent, no autocast, no tracer.
+    """Whether a call needs only values: no gradient or tangent, no autocast, no tracer.
 
-    Only then may a runner write into its own intermediate results, or use a copy of the weights.
+    Only then may a runner overwrite its own intermediate results, or use a copy of the weights.
     """
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
         return False
@@ -173,14 +197,8 @@ def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def check_features(x: Tensor, block: Form) -> None:
-    """A wrong last dimension is met here: folding x into rows would hide it."""
+    """Refuses a wrong last dimension, which folding x into rows would hide."""
     if x.dim() == 0 or x.shape[-1] != block.K:
         raise BlockError(
             f"x has shape {list(x.shape)}; expected {block.K} features in its last dimension"
         )
-
-
-def floating_reasons(dtype: torch.dtype) -> list[str]:
-    if dtype.is_floating_point and dtype.itemsize >= 2:
-        return []
-    return [f"{dtype} is not a floating-point type of 16 bits or more; cast with .to()"]

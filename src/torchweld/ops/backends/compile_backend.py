@@ -1,7 +1,7 @@
-"""Backend `compile`: the block through torch.compile. For comparison, and where a plan asks for it.
+"""Backend `compile`: the block through torch.compile, for comparison and for plans that ask for it.
 
-One compiled function serves all blocks of a form: tensors are its arguments. It compiles at the
-first call of each shape, which takes seconds, so nothing chooses it that was not told to.
+One compiled function serves all blocks of a form; tensors are its arguments. It compiles at the
+first call of each shape, which takes seconds, so plans try it only when told to.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torchweld.core.errors import UnsupportedError
 from torchweld.core.inputs import first_line
 from torchweld.core.interrupts import is_interrupt
 from torchweld.ops.backends import reference_backend
+from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
     Form,
     Runner,
     check_build,
-    floating_reasons,
     mode_of,
+    plain_reasons,
 )
 
 
@@ -59,15 +60,22 @@ class CompiledRunner:
 
 
 class CompileBackend:
-    """torch.compile, one graph a block."""
+    """torch.compile, one graph per block."""
 
     name = "compile"
-    modes = ("inductor",)
+    abilities = Abilities(
+        devices=None,
+        modes=(BackendMode(name="inductor", planned=("inference", "training")),),
+        needs="a C++ compiler",
+        trains=True,
+        deterministic=True,
+        compiles=True,
+    )
 
     def unavailable(self) -> list[str]:
         if any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
             return []
-        return ["torch.compile needs a C++ compiler, and there is none on PATH"]
+        return ["torch.compile needs a C++ compiler, but there is none on PATH"]
 
     def unsupported_reasons(
         self,
@@ -78,7 +86,7 @@ class CompileBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        return [*self.unavailable(), *floating_reasons(dtype)]
+        return plain_reasons(self, dtype, device)
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
         check_build(self, block, tensors, mode)

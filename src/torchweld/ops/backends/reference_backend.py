@@ -1,7 +1,8 @@
-"""The specification: a chain or group in plain PyTorch, and the oracle when run in fp64.
+"""Backend `reference`, the specification: a chain or group in plain PyTorch.
 
-In: x `[..., K]`, the op's tensors and forms. Out: `[..., N]`, or one such for each member of a
-group. The two primitives it is made of may be given, to run the specification with others.
+Run in float64, it is what the numerical rule compares with. In: x `[..., K]`, the op's tensors and
+forms. Out: `[..., N]`, or one per member of a group. A caller may replace the two primitives that
+it consists of, to run the specification with others.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from torch.nn.functional import linear
 
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.blocks import LayerForm, split_tensors
+from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
     Form,
     Runner,
     check_build,
-    floating_reasons,
     mode_of,
+    plain_reasons,
 )
 
 
@@ -79,7 +81,7 @@ def run(block: Form, x: Tensor, tensors: Sequence[Tensor]) -> Tensor | list[Tens
 
 
 class ReferenceRunner:
-    """`block` bound to `tensors`, which are read at every call."""
+    """`block` bound to `tensors`, read at every call."""
 
     copied_bytes = 0
 
@@ -92,10 +94,16 @@ class ReferenceRunner:
 
 
 class ReferenceBackend:
-    """Plain PyTorch, as a model would be written: slow as eager, and always there."""
+    """Plain PyTorch, as a model is written: as slow as eager, and always available."""
 
     name = "reference"
-    modes = ("eager",)
+    abilities = Abilities(
+        devices=None,
+        modes=(BackendMode(name="eager"),),
+        needs="nothing but torch",
+        trains=True,
+        deterministic=True,
+    )
 
     def unavailable(self) -> list[str]:
         return []
@@ -109,7 +117,7 @@ class ReferenceBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        return floating_reasons(dtype)
+        return plain_reasons(self, dtype, device)
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
         check_build(self, block, tensors, mode)

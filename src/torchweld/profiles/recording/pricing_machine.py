@@ -10,8 +10,8 @@ import torch
 from torchweld import ops
 from torchweld.core.errors import NotMeasuredError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware
-from torchweld.machine.hardware import Peaks
+from torchweld.machine import fingerprint, hardware, measured_peaks
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.ops.fused_mlp import FusedMLP
 from torchweld.profiles.profile import Machine
 from torchweld.profiles.recording.profiler_overhead import measure_loop
@@ -28,7 +28,7 @@ def this_machine(notices: list[str]) -> Machine:
         torch=here.torch_version,
         cpu=here.cpu_model,
         threads=here.threads,
-        fingerprint=hardware.fingerprint(),
+        fingerprint=fingerprint.key_here(),
         op_cost_us=measure_loop().smallest_op_us,
         fused_call_us=fused_call_us(),
         peaks=_usual_peaks(notices),
@@ -38,8 +38,12 @@ def this_machine(notices: list[str]) -> Machine:
 def _usual_peaks(notices: list[str]) -> Peaks | None:
     """This machine's peaks; measured now if that was never done, or only while it was busy."""
     try:
-        kept = hardware.peaks()
-        return kept if kept is not None and hardware.holds(kept) else hardware.peaks(measure=True)
+        kept = measured_peaks.peaks()
+        return (
+            kept
+            if kept is not None and measured_peaks.holds(kept)
+            else measured_peaks.peaks(measure=True)
+        )
     except NotMeasuredError as error:
         notices.append(f"without this machine's peaks nothing can be priced: {error}")
         return None
