@@ -9,7 +9,7 @@ from __future__ import annotations
 import marshal
 from typing import Any
 
-from torchweld.core.records import MOST_INT
+from torchweld.core.record_fields import MOST_INT
 from torchweld.profiles.profile import Tensor
 
 # "Input type" -> dtype. Of what is not here, "Scalar" and "" have no shape and are no tensors.
