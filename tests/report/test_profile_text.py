@@ -23,8 +23,8 @@ from torchweld.profiles.recording.profile_building import describe
 from torchweld.report import View, profile_sections, profile_text
 from torchweld.report.module_tree import MOST_ROWS, Tree, label, merged_path
 from torchweld.report.profile_sections import findings_section
-from torchweld.report.profile_verdict import PARTS, bar, bar_cells
-from torchweld.report.style import clean, cut, to_text
+from torchweld.report.profile_verdict import PARTS, bar
+from torchweld.report.style import bar_cells, clean, cut, to_text
 
 
 def text_of(profile: Profile, findings: Any = None, **view: Any) -> str:
@@ -354,7 +354,7 @@ def test_memory_groups_what_layers_made_alike() -> None:
     )
     text = text_of(replace(profile, memory=memory))
     flat = " ".join(text.split())
-    assert "12 allocations of 5.00 MB a step; peak 3.00 MB" in flat
+    assert "12 allocations of 5.00 MB per step; peak 3.00 MB" in flat
     assert "layers.*.mlp.up 2.00 MB linear" in flat
     assert "layers.*.mlp.act 800 kB" in flat
     assert "head 1.00 MB linear" in flat

@@ -1,4 +1,4 @@
-"""A `Diff` as text: what changed most, in one line a kind of module.
+"""A `Diff` as text: what changed most, in one line per kind of module.
 
 In: a `Diff`. Out: `rich` renderables.
 """
@@ -19,7 +19,7 @@ from torchweld.report.profile_sections import notices_section
 from torchweld.report.style import WIDTH, Column, Sheet, cut_left, heading
 
 ROWS_SHOWN = 25
-# Less than this share of the step, with the same counts, is no change worth a line.
+# With equal counts, a change under this share of the step gets no line.
 SMALL = 0.002
 
 

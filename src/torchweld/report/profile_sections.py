@@ -58,7 +58,7 @@ def findings_section(
 ) -> Iterator[RenderableType]:
     """The first few, each with its bound, cause, evidence and what to do.
 
-    none: what it means that there are none; if some rules could not look, it is said in any case
+    none: what it means if there are none; shown in any case if some rules could not look
     """
     yield heading("findings", "the most that each could win; they overlap")
     if not findings:
@@ -121,7 +121,7 @@ def timing_section(profile: Profile) -> Iterator[RenderableType]:
 
 
 def _times(timing: Timing, step_us: float | NotMeasured) -> Table:
-    """Each time with what it is, so that nobody takes two of them for a contradiction."""
+    """Each time with what it is, so that no two of them seem to contradict each other."""
     rows = [
         (timing.wall_us, "without the profiler, on the clock"),
         (timing.raw_us, "under the profiler, its cost included"),
@@ -147,8 +147,8 @@ def _between(interval: tuple[float, float]) -> str:
 
 def _cost_text(timing: Timing) -> str:
     return (
-        f"{counted(timing.events, 'event')} a step, {figure(timing.op_cost_us)} µs an op and "
-        f"{figure(timing.module_cost_us)} µs a module; from {counted(timing.steps, 'step')}"
+        f"{counted(timing.events, 'event')} per step, {figure(timing.op_cost_us)} µs per op and "
+        f"{figure(timing.module_cost_us)} µs per module; from {counted(timing.steps, 'step')}"
         + (
             f"; {timing.disturbed} of {counted(timing.rounds, 'round')} were disturbed by other "
             "processes"
@@ -169,7 +169,7 @@ def memory_section(profile: Profile) -> Iterator[RenderableType]:
         return
     yield heading("memory")
     yield indented(
-        f"{counted(memory.allocations, 'allocation')} of {size(memory.allocated_bytes)} a step; "
+        f"{counted(memory.allocations, 'allocation')} of {size(memory.allocated_bytes)} per step; "
         f"peak {size(memory.peak_bytes)} above the level before it"
     )
     both = Table.grid(padding=(0, 4, 0, 0))
@@ -219,7 +219,7 @@ def _place(path: str, width: int) -> str:
 
 
 def notices_section(notices: Iterable[str]) -> Iterator[RenderableType]:
-    """What a reader has to know about how the figures came about."""
+    """What a reader has to know about how the figures were made."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     for notice in notices:
         grid.add_row(Text("note:", style="yellow"), Text(clean(notice), style="yellow"))
