@@ -1,8 +1,9 @@
-"""What was measured before on this machine: records by what they are about, in the user's cache.
+"""What was measured on this machine before, in the user's cache.
 
-One file for each fingerprint (CPU, instruction set, torch, threads, kernels), written whole after
-every record, so that an interrupted plan loses nothing. A file that cannot be read, or is damaged,
-counts as empty: what is in it can always be measured again.
+There is one file per fingerprint (CPU, instruction set, torch, threads, kernels). It is written
+whole after every record, so that an interrupted plan loses nothing. A file that cannot be read
+counts as empty, since everything in it can be measured again. Records are checked when they are
+recalled, one by one: checking a full file takes longer than reading it.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ class CacheFile(SavedRecord):
 
 
 class MeasurementCache:
-    """Records by what they are about. Without a `path` nothing is kept."""
+    """Records by what they are about. Without a `path`, nothing is kept."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.notice = ""  # why nothing could be kept, if so
+        self.notice = ""  # why records could not be kept; "" if they could
 
     @staticmethod
     def of_this_machine() -> MeasurementCache:
         return MeasurementCache(cache_dir() / f"tuning-{fingerprint.key_here()}.json")
 
     def recall(self, about: object, kind: type[T]) -> Kept[T] | None:
-        """What was kept about this; `about` is known by its repr."""
+        """The record that was kept about this. `about` is recognised by its repr."""
         found = self._read().get(_name(about, kind))
         if found is None:
             return None
@@ -78,8 +79,8 @@ class MeasurementCache:
         if self._path is None:
             return
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        # Read again: another process may have written meanwhile.
         entry = CacheEntry(at=now, record=to_plain(record))
+        # Read again, since another process may have written meanwhile.
         entries = {**self._read(), _name(about, type(record)): entry}
         newest = dict(list(entries.items())[-MOST_ENTRIES:])
         try:
