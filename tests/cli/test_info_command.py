@@ -21,6 +21,7 @@ from torchweld.machine.cpu_identity import Caches
 from torchweld.machine.hardware import Hardware
 from torchweld.machine.kernel_build import BuildInfo
 from torchweld.machine.measured_peaks import FmaPeak, Peaks, ReadPeak
+from torchweld.ops import backends
 
 MACHINE = Hardware(
     cpu_model="Example CPU with a rather long marketing name, 64-Core Processor @ 2.00 GHz",
@@ -49,9 +50,14 @@ PEAKS = Peaks(
     ),
 )
 BUILD = BuildInfo(torch="9.9.9", isas=("baseline", "avx2"), compiler="g++ 12", source_hash="0")
+ABILITIES = backends.backend_named("torch").abilities
 BACKENDS = (
-    SimpleNamespace(name="torch", unavailable=list),
-    SimpleNamespace(name="cuda", unavailable=lambda: ["no CUDA device", "CUDA part not built"]),
+    SimpleNamespace(name="torch", unavailable=list, abilities=ABILITIES),
+    SimpleNamespace(
+        name="cuda",
+        unavailable=lambda: ["no CUDA device", "CUDA part not built"],
+        abilities=replace(ABILITIES, devices=("cuda",), needs="a GPU", trains=False),
+    ),
 )
 
 Show = Callable[..., str]
@@ -88,7 +94,7 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         out, err = capsys.readouterr()
         return err if code else out
 
-    monkeypatch.setattr(info_verb, "BACKENDS", BACKENDS)
+    monkeypatch.setattr(backends, "BACKENDS", BACKENDS)
     monkeypatch.delenv("TORCHWELD_ISA", raising=False)
     return show
 
@@ -107,7 +113,8 @@ def test_everything_asked_for_is_shown_within_100_columns(show: Show) -> None:
     assert row(text, "float32")[1:3] == ["123.5", "246.9"]
     assert text.count("78.9") == len(measured_peaks.WORKING_SETS_BYTES)
     assert row(text, "torch")[1:] == ["9.9.9"]
-    assert "no CUDA device; CUDA part not built" in text
+    assert "cuda cannot be used here: no CUDA device; CUDA part not built" in text
+    assert row(text, "cuda")[1:] == ["no", "cuda", "aten,", "mkldnn*", "no", "no", "a", "GPU"]
 
 
 def test_instruction_sets_tell_built_from_supported_from_used(show: Show) -> None:
@@ -165,6 +172,7 @@ def test_json_holds_the_same_facts(show: Show) -> None:
     assert data["build"]["isas"] == ["baseline", "avx2"]
     assert data["isas"][0] == {"name": "avx2", "built": True, "supported": True, "in_use": True}
     assert data["backends"][1]["reasons"] == ["no CUDA device", "CUDA part not built"]
+    assert data["backends"][1]["abilities"]["devices"] == ["cuda"]
     assert from_plain(Peaks, data["peaks"]) == PEAKS
     assert data["problem"] is None
 

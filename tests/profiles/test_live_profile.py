@@ -344,7 +344,7 @@ def test_stacks_name_the_users_function_and_change_nothing_else() -> None:
     assert found.timing is not None
     assert found.timing.steps > 1  # the steps without stacks are the same to us
     (gelu, *_) = ops_of(found, "layers.0", "::gelu")
-    assert re.search(r"test_profile_live\.py\(\d+\): forward$", gelu.where)
+    assert re.search(r"test_live_profile\.py\(\d+\): forward$", gelu.where)
     assert not any(op.where for op in plain.ops)
 
 

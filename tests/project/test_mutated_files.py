@@ -39,8 +39,8 @@ from torchweld.plans.known_speeds import SpeedCell, SpeedTable, table_text
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.profile_diff import Diff, diff
 from torchweld.profiles.profile import Allocation, Compilation, Memory, Profile, TimeCheck
-from torchweld.profiles.profile_diff import Diff, diff
 from torchweld.report.bench_text import bench_head, bench_sections
 from torchweld.report.style import to_text
 from torchweld.timing import Comparison

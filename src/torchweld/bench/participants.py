@@ -17,12 +17,22 @@ from torchweld.bench.grid import parse_dtype
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.names import known
 from torchweld.machine import hardware, kernel_build, measured_peaks
-from torchweld.ops.backends import BACKENDS, Form, mkldnn_linears, select
+from torchweld.ops.backends import (
+    BACKENDS,
+    Form,
+    backend_named,
+    compile_backend,
+    mkldnn_linears,
+    select,
+    torch_backend,
+)
+from torchweld.ops.backends.backend import mode_of
 
 _CPU = torch.device("cpu")
 
 PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
 MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
+OWN = tuple(f"{b.name}:{mode.name}" for b in BACKENDS for mode in b.abilities.modes)
 OWN_MODEL = "torchweld"
 FLOAT32_ONLY = ("onnxruntime", "openvino")
 NEEDED = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx")}
@@ -48,8 +58,8 @@ def absent(peers: Sequence[str], needed: Mapping[str, Sequence[str]] = NEEDED) -
             package = " and ".join(missing)
             result[name] = f'{package} not installed: pip install "torchweld[bench]", or {package}'
         elif name.startswith("compile"):
-            compiler = next(b for b in BACKENDS if b.name == "compile").unavailable()
-            result.update({name: "; ".join(compiler)} if compiler else {})
+            missing = compile_backend.BACKEND.unavailable()
+            result.update({name: "; ".join(missing)} if missing else {})
     return result
 
 
@@ -100,6 +110,12 @@ def block_of(mlp: MlpShape) -> Form:
     return Form(kind="chain", forms=mlp.forms, sizes=sizes)
 
 
+def _full_name(text: str) -> str:
+    """With its mode: a peer has the same name."""
+    backend = backend_named(text)
+    return f"{text}:{mode_of(backend, None)}"
+
+
 def plan(
     cases: Sequence[Case],
     backends: Sequence[str] = (),
@@ -121,7 +137,7 @@ def plan(
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
     peers = _peers(against, PEERS)
     notes: dict[str, None] = {}
-    names = dict.fromkeys("compile:inductor" if b == "compile" else b for b in backends)
+    names = dict.fromkeys(_full_name(text) if text in PEERS else text for text in backends)
     for case in cases:
         block, dtype = block_of(case.mlp), getattr(torch, parse_dtype(case.dtype))
         if case.rows < 1:
@@ -131,7 +147,8 @@ def plan(
             select(block, (), dtype, _CPU, name=name, mode=mode)
         if not backends:
             choice = select(block, (), dtype, _CPU)
-            names.update(dict.fromkeys((choice.backend.name, *(() if peers else ("torch",)))))
+            beside = () if peers else (torch_backend.BACKEND.name,)
+            names.update(dict.fromkeys((choice.backend.name, *beside)))
             notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in choice.passed_over))
     left_out = absent(peers)
     return _bench(

@@ -22,7 +22,8 @@ from torchweld.machine.hardware import Hardware
 from torchweld.machine.kernel_build import BuildInfo
 from torchweld.machine.load import busy_cores, load_words
 from torchweld.machine.measured_peaks import Peaks
-from torchweld.ops.backends import BACKENDS
+from torchweld.ops import backends
+from torchweld.ops.backends import Abilities
 
 WIDTH = 100
 
@@ -43,6 +44,7 @@ class BackendInfo:
 
     name: str
     reasons: tuple[str, ...]
+    abilities: Abilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,10 @@ def collect() -> Info:
         forced_isa=os.environ.get("TORCHWELD_ISA") or None,
         fingerprint=fingerprint,
         peaks=peaks,
-        backends=tuple(BackendInfo(name=b.name, reasons=tuple(b.unavailable())) for b in BACKENDS),
+        backends=tuple(
+            BackendInfo(name=b.name, reasons=tuple(b.unavailable()), abilities=b.abilities)
+            for b in backends.BACKENDS
+        ),
     )
 
 
@@ -131,11 +136,28 @@ def render(info: Info) -> Iterator[RenderableType]:
     yield ""
     yield from render_isas(info)
     yield from render_peaks(info)
-    backends = Table("backend", "usable here", "why not", box=None, padding=(0, 2, 0, 0))
+    yield from render_backends(info)
+
+
+def render_backends(info: Info) -> Iterator[RenderableType]:
+    """What each backend can do; below, why some cannot be used here."""
+    columns = ("usable", "runs on", "modes (*: a copy)", "gradients", "graphs", "needs")
+    table = Table("backend", *columns, box=None, padding=(0, 2, 0, 0))
     for backend in info.backends:
-        usable = Text("no", style="yellow") if backend.reasons else Text("yes", style="green")
-        backends.add_row(backend.name, usable, "; ".join(backend.reasons))
-    yield backends
+        can = backend.abilities
+        table.add_row(
+            backend.name,
+            Text("no", style="yellow") if backend.reasons else Text("yes", style="green"),
+            ", ".join(can.devices or ("any device",)),
+            ", ".join(mode.name + "*" * mode.packs for mode in can.modes),
+            "yes" if can.trains else "no",
+            "yes" if can.in_graphs else "no",
+            can.needs,
+        )
+    yield table
+    for backend in info.backends:
+        if backend.reasons:
+            yield f"{backend.name} cannot be used here: {'; '.join(backend.reasons)}"
 
 
 def render_isas(info: Info) -> Iterator[RenderableType]:

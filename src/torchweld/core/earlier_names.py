@@ -27,7 +27,7 @@ MODULES = {
     "counting": "profiles.dispatch_counts",
     "decisions": "welds.decisions",
     "diagnosis": "findings",
-    "diffing": "profiles.profile_diff",
+    "diffing": "profiles.accounting.profile_diff",
     "discovery": "welds.finding",
     "discovery.finding": "welds.finding.find",
     "discovery.found": "welds.found_blocks",

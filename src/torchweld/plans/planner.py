@@ -132,7 +132,7 @@ def plan(
             blocks,
             training=training,
             force=force,
-            choices=choices_for(training, with_compile, packing),
+            choices=choices_for(training, with_compile, packing, copy.parameters()),
             deadline_s=begun_s + budget_s * (1 - whole_share),
             memory=memory,
             progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.5 * share),

@@ -26,6 +26,9 @@ from torchweld.profiles.doubts import doubt
 # Of a tensor in a file: more than any memory holds.
 MOST_ELEMENTS = 1 << 62
 
+# Of a fact about the machine that the recording lacks.
+UNTOLD = NotMeasured("the recording does not tell")
+
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 
 ITEM_BYTES = {
@@ -320,6 +323,7 @@ class Machine:
     threads: int = 0
     fingerprint: str = ""
     op_cost_us: float = 0.0
+    fused_call_us: float | NotMeasured = UNTOLD
     peaks: Peaks | None = None
 
 
@@ -362,6 +366,7 @@ class Profile(SavedRecord):
     compilation: Compilation | None = None
     peaks: Peaks | None = None  # of the CPU the profile was taken on
     op_cost_us: float = 0.0  # what the smallest op takes to dispatch on that CPU, measured
+    fused_call_us: float | NotMeasured = UNTOLD  # what calling a fused block takes there at least
     notices: tuple[str, ...] = ()
 
     @property
@@ -372,6 +377,7 @@ class Profile(SavedRecord):
             threads=self.about.threads,
             fingerprint=self.about.fingerprint,
             op_cost_us=self.op_cost_us,
+            fused_call_us=self.fused_call_us,
             peaks=self.peaks,
         )
 

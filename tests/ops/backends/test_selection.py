@@ -13,11 +13,27 @@ from torch import Tensor
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import BlockError, BuildError, TorchweldError, UnsupportedError
 from torchweld.machine import kernel_build
-from torchweld.ops.backends import BACKENDS, Backend, Form, Runner, reference_backend, select
+from torchweld.ops.backends import (
+    BACKENDS,
+    Abilities,
+    Backend,
+    BackendMode,
+    Form,
+    Runner,
+    reference_backend,
+    select,
+)
 from torchweld.ops.backends.cpu_backend import CpuBackend
 
 BLOCK = Form(kind="chain", forms=parse_spec("gelu/b;identity/b"), sizes=((8, 16), (16, 4)))
 SHAPES = [(3, 8)]
+ANYTHING = Abilities(
+    devices=None,
+    modes=(BackendMode(name="plain"), BackendMode(name="other")),
+    needs="nothing",
+    trains=True,
+    deterministic=True,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class Fake:
 
     name: str
     reasons: tuple[str, ...] = ()
-    modes: tuple[str, ...] = ("plain", "other")
+    abilities: Abilities = ANYTHING
 
     def unavailable(self) -> list[str]:
         return []
