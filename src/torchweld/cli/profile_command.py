@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,6 +20,7 @@ from torchweld.cli.writing import check_targets
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import to_plain
 from torchweld.findings import diagnose
 from torchweld.history import target_words
 from torchweld.models import DEMO
@@ -67,7 +68,7 @@ def as_json(profile: Profile, verdict: Verdict | None) -> str:
     found = account(profile)
     data = report.summary(profile, found, diagnose(profile, found))
     if verdict is not None:
-        rows = [{**asdict(row), "holds": row.holds} for row in verdict.rows]
+        rows = [{**to_plain(row, all_fields=True), "holds": row.holds} for row in verdict.rows]
         data["expected"] = {"holds": verdict.holds, "rows": rows}
     return json.dumps(data, allow_nan=False)
 

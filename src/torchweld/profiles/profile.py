@@ -11,15 +11,15 @@ the file.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from torchweld.core.files import MOST_BYTES
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import MOST_FLOAT, Count, Index, Length, Measured, to_plain
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import MOST_FLOAT, Count, Index, Length, Measured
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import to_plain
+from torchweld.core.saved_records import SavedRecord
 from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.doubts import doubt
 
@@ -327,13 +327,34 @@ class Machine:
     peaks: Peaks | None = None
 
 
+def _with_doubt(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had a figure for every step, even where the clock contradicted it."""
+    timing = fields.get("timing")
+    if not isinstance(timing, dict):
+        return fields
+    wall_us: Any = timing.get("wall_us")
+    corrected_us: Any = timing.get("corrected_us")
+    for us in (wall_us, corrected_us):
+        if type(us) not in (int, float) or not abs(us) < MOST_FLOAT:
+            return fields
+    found = doubt(wall_us, corrected_us)
+    return fields if found is None else {**fields, "step_us": to_plain(found)}
+
+
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(SavedRecord):
     """See the module's docstring. Shares are shares of `step_us`.
 
     If it is `NotMeasured`, the times of ops and modules are as recorded and say nothing about the
     model. Counts (ops, calls, shapes, bytes) hold nevertheless.
     """
+
+    FORMAT = RecordFormat(
+        what="profile",
+        version=2,
+        upgrades={1: _with_doubt},
+        remedy="take the profile again, or use the torchweld that saved it",
+    )
 
     about: About
     step_us: float | NotMeasured
@@ -393,39 +414,6 @@ class Profile:
         if self.memory is not None:
             found = (one.module for one in self.memory.at_peak)
             yield from _astray("at_peak", "module", found, modules)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
-        FORM.save(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Profile:
-        """The opposite of `save`. A chrome trace is not a profile: `tw.read_trace` reads those."""
-        return FORM.load(path)
-
-
-def _with_doubt(fields: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 had a figure for every step, even where the clock contradicted it."""
-    timing = fields.get("timing")
-    if not isinstance(timing, dict):
-        return fields
-    wall_us: Any = timing.get("wall_us")
-    corrected_us: Any = timing.get("corrected_us")
-    for us in (wall_us, corrected_us):
-        if type(us) not in (int, float) or not abs(us) < MOST_FLOAT:
-            return fields
-    found = doubt(wall_us, corrected_us)
-    return fields if found is None else {**fields, "step_us": to_plain(found)}
-
-
-FORM = FileFormat(
-    kind=Profile,
-    what="profile",
-    format=2,
-    upgrades={1: _with_doubt},
-    remedy="take the profile again, or use the torchweld that saved it",
-    most_bytes=MOST_BYTES,
-)
 
 
 def _astray(what: str, field: str, places: Iterable[int], count: int | None) -> Iterator[str]:

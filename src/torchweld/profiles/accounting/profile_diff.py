@@ -11,17 +11,16 @@ counts are compared nevertheless.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torchweld.core.arguments import check_kind
-from torchweld.core.files import MOST_BYTES
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
-from torchweld.core.records import Positive
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Positive
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.saved_records import SavedRecord
 from torchweld.profiles.accounting.account import Account, account
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.accounting.traffic import round_trips_of
@@ -73,13 +72,15 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff:
+class Diff(SavedRecord):
     """Two profiles side by side. All amounts are for one step.
 
     `changes` holds every module that did anything, what changed most first; together they are the
     whole step. `only_a` and `only_b` are paths of modules that ran on one side alone: what they
     did is in the change of the nearest module around them.
     """
+
+    FORMAT = RecordFormat(what="diff", version=1, remedy="take it again")
 
     a: About
     b: About
@@ -99,27 +100,6 @@ class Diff:
         if self.not_comparable or isinstance(one, NotMeasured) or isinstance(two, NotMeasured):
             return None
         return one / two if one > 0 and two > 0 else None
-
-    def to_json(self) -> str:
-        return FORM.text(self)
-
-    @staticmethod
-    def from_json(text: str) -> Diff:
-        """The opposite of `to_json`."""
-        check_kind("from_json", "text", text, str, "what to_json returned")
-        return FORM.parse(text)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
-        FORM.save(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Diff:
-        """The opposite of `save`."""
-        return FORM.load(path)
-
-
-FORM = FileFormat(kind=Diff, what="diff", format=1, remedy="take it again", most_bytes=MOST_BYTES)
 
 
 def diff(a: Profile, b: Profile) -> Diff:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import marshal
 from typing import Any
 
-from torchweld.core.records import MOST_INT
+from torchweld.core.record_fields import MOST_INT
 from torchweld.profiles.profile import Tensor
 
 # "Input type" -> dtype. "Scalar" and "" are missing: they have no shape and are not tensors.
