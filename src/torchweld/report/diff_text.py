@@ -42,7 +42,7 @@ def diff_sections(diff: Diff, force: bool = False, width: int = WIDTH) -> Iterat
     for name, paths in (("a", diff.only_a), ("b", diff.only_b)):
         if paths:
             words = listed([clean(path) for path in paths], 8)
-            yield Text(f"ran only in {name}, so compared with what is around: {words}")
+            yield Text(f"ran only in {name}, so compared as part of the modules around: {words}")
     yield from notices_section(diff.notes)
 
 

@@ -40,17 +40,17 @@ NOTHING = "nothing that costs enough to be worth a change"
 def why_none(profile: Profile, account: Account) -> str:
     """What an absence of findings means for this profile."""
     if isinstance(account.step, NotMeasured):
-        return "none: what could be won follows from times, and these were not measured"
+        return "none: gains follow from times, and these were not measured"
     if not profile.ops:
         return NOTHING
     if profile.device is None and not peaks_hold(account):
         return (
-            "whether ops could be faster cannot be told: some were faster than the peaks that are "
+            "whether ops could be faster is not known: some were faster than the peaks that are "
             f"known of this machine; {MEASURE}"
         )
     if is_priced(profile):
         return NOTHING
-    return f"whether ops could be faster cannot be told: {without_peaks(profile)}"
+    return f"whether ops could be faster is not known: {without_peaks(profile)}"
 
 
 def findings_section(
@@ -125,7 +125,7 @@ def _times(timing: Timing, step_us: float | NotMeasured) -> Table:
     rows = [
         (timing.wall_us, "without the profiler, on the clock"),
         (timing.raw_us, "under the profiler, its cost included"),
-        (timing.corrected_us, "under the profiler, its cost taken away and disturbed ops curbed"),
+        (timing.corrected_us, "under the profiler, its cost taken away and outliers cut back"),
     ]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(justify="right", no_wrap=True)

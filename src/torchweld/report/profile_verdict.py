@@ -94,7 +94,7 @@ def verdict(profile: Profile, account: Account) -> Text:
         mostly = "mostly " if most.of(split) > 0.5 * split.waste_us else "first of all "
         text.append(f", {mostly}{most.name}")
     if split.useful_us <= 0:
-        text.append("; how much is necessary could not be told")
+        text.append("; how much is necessary is not known")
     named = any(module.path and module.kind != "Optimizer" for module in profile.modules)
     why = "" if named else ", since nothing tells which modules the ops belong to"
     if isinstance(account.explained, NotMeasured):

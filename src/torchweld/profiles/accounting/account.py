@@ -123,9 +123,9 @@ def _about_peaks(profile: Profile, priced: Priced, step_us: float) -> list[str]:
     if profile.device is not None or not beyond_us > TOLERATED_BEYOND * step_us:
         return []
     return [
-        f"ops took {duration(beyond_us)} less than their arithmetic would at the peaks that are "
-        "known of this machine, so these were measured when it was busy, and rooflines are too "
-        "low; on an idle machine, `torchweld info --measure` measures them again"
+        f"ops took {duration(beyond_us)} less than their arithmetic would at this machine's known "
+        "peaks, so the peaks were measured while it was busy, and rooflines are too low; "
+        "`torchweld info --measure` measures them again on an idle machine"
     ]
 
 

@@ -215,7 +215,7 @@ def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
     for name, profile in (("a", a), ("b", b)):
         if profile.about.steps > 1:
             found.append(
-                f"{name} covers {profile.about.steps} steps; its amounts are divided by it"
+                f"{name} covers {profile.about.steps} steps; its amounts are means per step"
             )
         found += [f"{name}: {notice}" for notice in profile.notices]
     return tuple(found)

@@ -133,8 +133,8 @@ def build(
     off = corrected_us / wall_us - 1 if wall_us > 0 else 0.0
     if unmeasured is None and abs(off) > TOLERATED_ERROR:
         notices.append(
-            f"profiled steps take {100 * off:+.0f} % against those without the profiler, its cost "
-            "taken away, so times are off by as much; the machine may have been busy"
+            f"profiled steps, the profiler's cost taken away, are {100 * off:+.0f} % off those "
+            "without it, and so are all times; the machine may have been busy"
         )
     if unmeasured is None:
         notices += filter(None, map(complaint, checks))

@@ -97,7 +97,7 @@ def complaint(made: TimeCheck) -> str:
     if not abs(made.error) > TOLERATED_ERROR:
         return ""
     if made.interval is None:
-        known = "too few rounds to say how surely"
+        known = "too few rounds for an interval"
     else:
         low, high = (100 * error for error in made.interval)
         known = f"{low:+.0f} to {high:+.0f} % with 95 % confidence"

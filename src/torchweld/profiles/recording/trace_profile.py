@@ -64,7 +64,7 @@ def _here(told: Machine, recording: Recording, name: str) -> Machine:
     """This machine; refused if the trace says that it was recorded elsewhere."""
     if any(event.kind in ON_DEVICE for event in recording.events):
         raise TorchweldError(
-            f"{name} has kernels of a device, whose peaks are known by its name or not at all; "
+            f"{name} has kernels of a device, and peaks of devices are only known by name; "
             "this_machine (--this-machine) goes with a trace of a CPU alone"
         )
     here = this_machine(recording.notices)

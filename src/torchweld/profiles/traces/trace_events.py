@@ -284,7 +284,7 @@ class TraceReader:
         if self.malformed:
             found.append(
                 f"{self.malformed:,} events were skipped: name, category, time, duration or place "
-                "is missing or not what it should be"
+                "is missing or invalid"
             )
         if self.phases:
             found.append(
