@@ -457,7 +457,7 @@ def test_an_op_that_beats_its_roofline_has_no_share_of_it() -> None:
     assert next(row for row in rows if row.name == "aten::addmm").of_roofline is None
     text = text_of(profile, [])
     assert all(int(found) <= 100 for found in re.findall(r"(\d+) %", text.partition("timing")[0]))
-    assert any("measured when it was busy" in notice for notice in account(profile).notices)
+    assert any("measured while it was busy" in notice for notice in account(profile).notices)
     assert not any("was busy" in notice for notice in account(blocks()).notices)
     assert isinstance(welding_bound(profile), NotMeasured)
     assert diagnose(profile) == ()
