@@ -2,7 +2,7 @@
 
 A layer computes `act(x · Wᵀ + b)`, or, gated, `act(gate) · up`. `Layer` is one with its tensors,
 `LayerForm` the same without. A tuple of forms and the op's `spec` text say the same thing; the
-grammar stands in `csrc/spec.h`. M rows, K in, N out.
+grammar stands in `csrc/torch_glue/block_spec.h`. M rows, K in, N out.
 """
 
 from __future__ import annotations
