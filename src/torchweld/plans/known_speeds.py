@@ -18,8 +18,10 @@ from typing import Annotated, Literal
 from torchweld.core.blocks import LayerForm, parse_spec
 from torchweld.core.errors import BlockError, TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import Bounds, Length, Positive, Word, to_plain
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Bounds, Length, Positive, Word
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import to_plain
+from torchweld.core.saved_records import SavedRecord
 from torchweld.core.texts import clean
 from torchweld.machine import kernel_build
 
@@ -121,12 +123,19 @@ class KnownSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedTable:
+class SpeedTable(SavedRecord):
     """All blocks that were measured for one instruction set, and how they were measured.
 
     command: the command that made the table, with its environment
     date:    when it ran, as 2026-11-17
     """
+
+    FORMAT = RecordFormat(
+        what="table",
+        version=1,
+        remedy="make it again with torchweld bench --table",
+        most_bytes=64 << 20,
+    )
 
     isa: Word
     cpu: Word
@@ -218,18 +227,9 @@ class SpeedTable:
         return sorted(inside, key=lambda cell: (cell.place, cell.cold))
 
 
-FORM = FileFormat(
-    kind=SpeedTable,
-    what="table",
-    format=1,
-    remedy="make it again with torchweld bench --table",
-    most_bytes=64 << 20,
-)
-
-
 def table_text(table: SpeedTable) -> str:
     """The text of the file, with one line per cell, so that diffs of tables can be read."""
-    head = {FORM.mark: FORM.format, **to_plain(replace(table, cells=()))}
+    head = to_plain(replace(table, cells=()))
     cells = [json.dumps(to_plain(cell), allow_nan=False) for cell in table.cells]
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     lines[-1] = '"cells": [\n' + ",\n".join(cells) + "\n]"
@@ -250,10 +250,10 @@ def load_table(isa: str | None, folder: Path = TABLES) -> SpeedTable | NotMeasur
             f"no table of speeds for {clean(isa)} is shipped (shipped: {shipped}); weld with "
             "timing, or make one with torchweld bench --table"
         )
-    table = FORM.load(path)
+    table = SpeedTable.load(path)
     if table.isa != isa:
         raise TorchweldError(
-            f"{path} is damaged: it is for {clean(table.isa)}, not for {isa}; {FORM.remedy}"
+            f"{path} is damaged: it is for {clean(table.isa)}, not for {isa}; {table.FORMAT.remedy}"
         )
     return table
 

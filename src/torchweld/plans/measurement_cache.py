@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import cache_dir
-from torchweld.core.records import RecordError, Word, from_plain, to_plain
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Word
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import RecordError, from_plain, to_plain
+from torchweld.core.saved_records import SavedRecord
 from torchweld.machine import fingerprint
 from torchweld.plans.plan import Tuning, Whole
 
@@ -34,15 +36,12 @@ class CachedRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheFile:
+class CacheFile(SavedRecord):
     """The records by a hash of what they are about, the newest last."""
 
+    FORMAT = RecordFormat(what="tuning", version=2, remedy="measure again", most_bytes=1 << 28)
+
     entries: dict[str, CachedRecord] = field(default_factory=dict)
-
-
-FORM = FileFormat(
-    kind=CacheFile, what="tuning", format=2, remedy="measure again", most_bytes=1 << 28
-)
 
 
 class MeasurementCache:
@@ -62,7 +61,7 @@ class MeasurementCache:
         if found is None:
             return None
         try:
-            return replace(from_plain(kind, found.record, "record"), remembered=found.at)
+            return replace(from_plain(kind, found.record), remembered=found.at)
         except RecordError:
             return None
 
@@ -76,13 +75,13 @@ class MeasurementCache:
         newest = dict(list(entries.items())[-MOST_ENTRIES:])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            FORM.save(CacheFile(entries=newest), self._path)
+            CacheFile(entries=newest).save(self._path)
         except (OSError, TorchweldError) as error:
             self.notice = f"measurements are not kept for the next plan: {error}"
 
     def _entries(self) -> dict[str, CachedRecord]:
         try:
-            return {} if self._path is None else FORM.load(self._path).entries
+            return {} if self._path is None else CacheFile.load(self._path).entries
         except TorchweldError:
             return {}
 

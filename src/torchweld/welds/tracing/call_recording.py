@@ -100,7 +100,7 @@ def _odd_kind(value: Tensor) -> str:
 class Signature:
     """One kind of call of a module."""
 
-    arguments: tuple[tuple[str, Any], ...]  # those given: forward's name for it, and its spec
+    arguments: tuple[tuple[str, Any], ...]  # that were given: (name in forward, spec)
     output: Any  # the spec of the result
     grad: bool  # whether gradients were enabled
     training: bool  # whether the module was in training mode
