@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.model_state import attributes_put_back, in_mode, put_back
+from torchweld.core.model_state import attributes_put_back, forwards_replaced, in_mode, put_back
 
 
 class Counting(nn.Module):
@@ -121,3 +121,17 @@ def test_a_module_in_the_other_mode_is_switched_with_all_it_holds() -> None:
     with in_mode(model, False):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == modes
+
+
+def test_a_forward_is_replaced_and_put_back_whatever_happens() -> None:
+    plain, own = nn.Linear(2, 2), nn.ReLU()
+    own.forward = lambda x: x + 1  # type: ignore[method-assign]
+    before = own.__dict__["forward"]
+    x = torch.ones(2)
+    with forwards_replaced({plain: lambda x: x, own: lambda x: 2 * x}):
+        assert plain(x) is x
+        assert torch.equal(own(x), 2 * x)
+    with pytest.raises(KeyError), forwards_replaced({plain: abs, own: abs}):
+        raise KeyError
+    assert "forward" not in plain.__dict__
+    assert own.__dict__["forward"] is before

@@ -290,7 +290,7 @@ def test_no_table_is_said_to_be_none(tmp_path: Path, isa: str) -> None:
     found = load_table(isa, tmp_path)
     assert isinstance(found, NotMeasured)
     assert "no table of speeds for" in found.reason
-    assert "there are: avx512" in found.reason
+    assert "shipped: avx512" in found.reason
     assert "\x1b" not in found.reason
 
 
@@ -350,7 +350,7 @@ def test_tables_for_avx2_and_avx512_are_shipped() -> None:
 
 @pytest.mark.parametrize("isa", SHIPPED)
 def test_a_shipped_table_is_found_in_the_package_and_says_how_it_was_made(isa: str) -> None:
-    assert (resources.files("torchweld") / "tables" / f"{isa}.json").is_file()
+    assert (resources.files("torchweld") / "plans" / "tables" / f"{isa}.json").is_file()
     table = load_table(isa)
     assert isinstance(table, SpeedTable)
     assert table.isa == isa

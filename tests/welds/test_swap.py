@@ -35,7 +35,15 @@ from torchweld.machine import kernel_build
 from torchweld.numerics.rule import check_block
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Call
-from torchweld.welds.swapping.swap import decisions_of, is_welded, stats, undo, weld, welded_paths
+from torchweld.welds.swapping.swap import (
+    decisions_of,
+    is_welded,
+    stats,
+    undo,
+    weld,
+    welded_paths,
+    why_not,
+)
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
@@ -582,7 +590,20 @@ def test_everything_that_is_wrong_is_told_and_nothing_is_changed() -> None:
         strict=True,
     ):
         assert line.strip().startswith(expected)
+    refused = why_not(model, decisions)
+    assert [f"  {one.path}: {one.reason}" for one in refused] == lines
     assert everything(model) == before
+
+
+def test_only_what_would_not_be_welded_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(31, 16), nn.ReLU())
+    first = decide(LINEAR, path="0")
+    assert why_not(model, [first]) == ()
+    refused = why_not(model, [first, decide(LINEAR, path="1"), first])
+    assert [(one.path, one.kind) for one in refused][-1] == ("0", "Linear")
+    assert refused[-1].reason == "is the same module as 0; decide about it once"
+    assert {one.path for one in refused} == {"0", "1"}
+    assert welded_paths(model) == []
 
 
 class Final(type):

@@ -104,7 +104,7 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
 @click.option("--training", is_flag=True, help="Forward and backward, not inference.")
 @click.option(
-    "--steps", type=click.IntRange(min=2), help="Profiled steps, at least; short ones are repeated."
+    "--steps", type=click.IntRange(min=2), help="Profile at least so many steps; short ones more."
 )
 @click.option(
     "--sort",
@@ -112,10 +112,10 @@ FILE = click.Path(path_type=Path, dir_okay=True)
     type=click.Choice(ORDERS),
     default="model",
     show_default=True,
-    help="Of modules beside each other, and of ops.",
+    help="The order of sibling modules, and of ops.",
 )
 @click.option("--depth", type=click.IntRange(min=0), help="Levels of the module tree.")
-@click.option("--module", help="Show one module: layers.3.mlp, or alike ones: layers.*.mlp.")
+@click.option("--module", help="Show one module: layers.3.mlp, or several: layers.*.mlp.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
 @click.option(
     "--save",

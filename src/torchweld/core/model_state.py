@@ -7,7 +7,7 @@ are called or traced on their own. Each restores on the way out, whatever happen
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,6 +87,22 @@ def _modes_put_back(model: nn.Module) -> Iterator[None]:
 
 
 # ---- attributes ----
+
+
+@contextmanager
+def forwards_replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, each module runs the given code in place of its own `forward`; hooks still run."""
+    before = [(module, module.__dict__.get("forward", _ABSENT)) for module in forwards]
+    try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module, own in before:
+            if own is _ABSENT:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from torchweld.core.untold import untold
-from torchweld.gates.kept_plan import fit_of
 from torchweld.gates.subject import Subject
+from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import Plan
-from torchweld.plans.whole_model import runner
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.welds.swapping.swap import weld
 
 # What a call gives to the worker, whose business the model's own output is not.
@@ -32,14 +32,14 @@ class Contending:
         os.chdir(folder)
         sys.path.insert(0, folder)  # for good: a model may import when it is first called
         self.subject = Subject.load(target, inputs, training)
-        found = fit_of(self.subject.model, Plan.from_json(plan))
+        found = fit_plan(self.subject.model, Plan.from_json(plan))
         with untold():
             weld(self.subject.model, found.decisions)
 
     def prepare(self, number: int) -> Callable[[], Any]:
         """The call of one workload."""
         subject = self.subject
-        run = runner(subject.model, subject.workloads[number], subject.training)
+        run = step_of(subject.model, subject.workloads[number], subject.training)
 
         def call() -> Any:
             with torch.set_grad_enabled(subject.training):

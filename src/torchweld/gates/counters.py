@@ -72,9 +72,9 @@ def _holders(path: str) -> Iterable[str]:
         yield path
 
 
-def count_step(model: nn.Module, given: Any, training: bool) -> Counters:
+def count_step(model: nn.Module, inputs: Any, training: bool) -> Counters:
     """Counts one step over all inputs; raises NotMeasuredError where two steps differ."""
-    step = model_step(model, given, training, None, None)
+    step = model_step(model, inputs, training, None, None)
 
     def one() -> tuple[Counters, dict[str, int]]:
         before = _original_calls(model)

@@ -18,7 +18,7 @@ import torch
 from torchweld.bench.worker_processes import Stage, WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.gates.advice import COUNTERS_ALONE
-from torchweld.gates.gate import Rival
+from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
 from torchweld.gates.subject import Clock
 from torchweld.plans.plan import Plan

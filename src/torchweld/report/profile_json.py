@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def summary(profile: Profile, account: Account, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Names of fields are those of the dataclasses; times are µs a step, as their names say."""
+    """Names of fields are those of the dataclasses; times are µs per step, as their names say."""
     device = profile.device
     brief = replace(device, kernels=(), calls=(), gaps=()) if device is not None else None
     data = {
