@@ -107,7 +107,7 @@ def test_a_finding_of_another_profile_is_refused() -> None:
     found = diagnose(mlp_profile())
     other = Builder()
     other.op("aten::_softmax", 30.0, inputs=(tensor(8, 64),), makes=2048)
-    with pytest.raises(TorchweldError, match=r"none of this profile.*same profile"):
+    with pytest.raises(TorchweldError, match=r"not from this profile.*same profile"):
         combined_bound(found, other.build())
 
 

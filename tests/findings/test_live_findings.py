@@ -140,7 +140,7 @@ def test_a_chain_of_pointwise_ops() -> None:
     assert found["pointwise-chain"].title == "1 chain of element-wise ops"
     assert "(mul → add → abs → neg → mul → sub)" in " ".join(found["pointwise-chain"].evidence)
     # Six passes that read and write, of which one is needed.
-    assert "40.0 MB a step move between them" in found["pointwise-chain"].evidence[1]
+    assert "40.0 MB per step move between them" in found["pointwise-chain"].evidence[1]
     assert found["pointwise-chain"].bound > 2
 
 

@@ -152,7 +152,7 @@ def test_a_name_that_cannot_be_typed_again_is_refused(path: Path, name: str) -> 
 def test_what_json_has_no_word_for_is_refused_and_nothing_written(path: Path) -> None:
     with History.open(path, create=True) as history:
         run = begin(history)
-        with pytest.raises(TorchweldError, match=r"data\['a'\]\[1\] is a set"):
+        with pytest.raises(TorchweldError, match=r"data\[a\]\[1\] is a set"):
             run.add("x", {"a": [1, {2}]})
         assert history.runs()[0].cells == ()
 

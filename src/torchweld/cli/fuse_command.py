@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torchweld.cli.keeping import keep_plan, keeping
 from torchweld.cli.screen import progress_shown, put, screen, stage
 from torchweld.cli.writing import check_targets
 from torchweld.core.errors import TorchweldError
-from torchweld.core.records import to_plain
+from torchweld.core.records import json_text
 from torchweld.findings import diagnose
 from torchweld.history import target_words
 from torchweld.models.targets import resolve
@@ -125,7 +124,7 @@ def fuse(
             made.save(out)
     finally:  # what was planned is shown, even if the disk is full
         if json_wanted:
-            click.echo(json.dumps(to_plain(made), allow_nan=False))
+            click.echo(json_text(made))
         else:
             if depends:
                 put([*made.dependencies().split("\n"), ""], console)

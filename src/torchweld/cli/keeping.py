@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,4 +91,5 @@ def _parts(split: Split | NotMeasured) -> dict[str, float]:
     """µs by part: `arithmetic`, `traffic`, …; none where they were not measured."""
     if isinstance(split, NotMeasured):
         return {}
-    return {part.removesuffix("_us"): value for part, value in asdict(split).items()}
+    parts = to_plain(split, all_fields=True)
+    return {part.removesuffix("_us"): value for part, value in parts.items()}

@@ -74,6 +74,7 @@ SPLIT = {
         *("machine.cpu_identity", "machine.kernel_build", "machine.measured_peaks"),
         *("machine.fingerprint", "core.files"),
     ),
+    "records": ("core.record_fields",),
     "welding.telling": ("core.untold",),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchweld.core.records import Measured, Ratio
+from torchweld.core.record_fields import Measured, Ratio
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from torchweld.core.records import Bounds, Count, Length, Measured, Word
+from torchweld.core.record_fields import Bounds, Count, Length, Measured, Word
 from torchweld.history.places import commit_of
 from torchweld.machine.fingerprint import Fingerprint, taken_here
 

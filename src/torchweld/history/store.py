@@ -19,10 +19,9 @@ from typing import Any, get_args
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import parse_json
 from torchweld.core.names import known
-from torchweld.core.records import from_plain, to_plain
+from torchweld.core.records import from_plain, json_text
 from torchweld.history.places import FOLDER, history_path
 from torchweld.history.runs import Damaged, Kind, Run, RunCell, RunRow, fingerprint_here
-from torchweld.history.samples import encoded, encoded_samples
 from torchweld.history.sqlite_problems import explained
 
 APPLICATION = int.from_bytes(b"twld", "big")
@@ -128,8 +127,8 @@ class History:
             kind,
             what,
             datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            encoded(to_plain(fingerprint_here()), "fingerprint"),
-            encoded(settings, "settings"),
+            json_text(fingerprint_here()),
+            json_text(settings, "settings"),
         )
         with self._writing() as connection:
             made = connection.execute(
@@ -248,7 +247,8 @@ class RunWriter:
         samples: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """One thing that was measured; on disk when this returns. `samples.py` has the names."""
-        values = (self._number, cell, encoded(data, "data"), encoded_samples(samples or {}))
+        series = {name: list(map(float, values)) for name, values in (samples or {}).items()}
+        values = (self._number, cell, json_text(data, "data"), json_text(series, "samples"))
         with self._writing() as connection:
             connection.execute(
                 "INSERT INTO cell (run, number, cell, data, samples) VALUES (?1, (SELECT "
@@ -258,7 +258,7 @@ class RunWriter:
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Marks the run as complete."""
-        text = None if summary is None else encoded(summary, "summary")
+        text = None if summary is None else json_text(summary, "summary")
         with self._writing() as connection:
             connection.execute(
                 "UPDATE run SET finished = 1, summary = ? WHERE id = ?", (text, self._number)

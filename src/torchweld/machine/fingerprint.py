@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 from dataclasses import dataclass, field, fields
 
-from torchweld.core.records import Count, Word
+from torchweld.core.record_fields import Count, Word
 from torchweld.machine import hardware, kernel_build
 
 # Packages whose version changes what a run is about, where they are installed.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-import json
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.files import cache_dir, parse_json, read_json, write_whole
-from torchweld.core.records import Amount, Count, from_plain
+from torchweld.core.files import cache_dir
+from torchweld.core.record_fields import Amount, Count
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.saved_records import SavedRecord
 from torchweld.machine import fingerprint, hardware, kernel_build
 from torchweld.machine.torch_probes import PRODUCT_SIZES, fma_gflops_by_torch, read_gbps_by_torch
 
@@ -74,10 +75,20 @@ class Peaks:
             return None
         return next((p for p in rows if p.working_set_bytes >= working_set_bytes), rows[-1]).gbps
 
-    @staticmethod
-    def from_json(text: str) -> Peaks:
-        """The opposite of `json.dumps(asdict(peaks))`; a TorchweldError for anything else."""
-        return from_plain(Peaks, parse_json(text), "peaks")
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPeaks(SavedRecord):
+    """The file in the cache."""
+
+    FORMAT = RecordFormat(
+        what="peaks",
+        version=1,
+        unmarked=0,
+        upgrades={0: lambda fields: {"peaks": fields}},
+        remedy="measure them again with torchweld info --measure",
+    )
+
+    peaks: Peaks
 
 
 def peaks(measure: bool = False) -> Peaks | None:
@@ -93,7 +104,7 @@ def peaks(measure: bool = False) -> Peaks | None:
         found = _measure_peaks(key, method)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(asdict(found), indent=2) + "\n")
+            KeptPeaks(peaks=found).save(path)
         except (OSError, TorchweldError) as error:
             warnings.warn(
                 f"the measured peaks are not kept for later: {error}; set XDG_CACHE_HOME to a "
@@ -103,7 +114,7 @@ def peaks(measure: bool = False) -> Peaks | None:
             )
         return found
     try:
-        kept = from_plain(Peaks, read_json(path, "record of peaks"))
+        kept = KeptPeaks.load(path).peaks
     except TorchweldError:
         return None
     return kept if (kept.fingerprint, kept.method) == (key, method) else None

@@ -20,8 +20,8 @@ from torchweld.plans.plan import UNASKED, Trial, Verdict
 from torchweld.welds.decisions import Choice
 from torchweld.welds.found_blocks import Block, Call
 
-# A block is verified on this many rows and columns at most: they are alike, and float64 is slow
-# and large.
+# The most rows and columns that a block is verified on: all are alike, and float64 is slow and
+# large.
 MOST_VERIFIED_ROWS = 32
 MOST_VERIFIED_COLUMNS = 4096
 
@@ -63,7 +63,7 @@ def verify_choice(
 
     found = judged(tensors)
     if not all(judgement.meaningful for judgement in found.values()):
-        # Weights that are zero, as an adapter's are at first: random ones say more.
+        # The weights are zero, as those of a new adapter are. Random weights say more.
         found = {k: v for k, v in found.items() if not v.within} or judged(_random_like(tensors))
     wrong = [f"{what}: {j.reason}" for what, j in found.items() if not j.within]
     ratio = max(max(j.row_ratio, j.rms_ratio) for j in found.values())
@@ -91,7 +91,7 @@ def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _some_columns(form: LayerForm, count: int) -> slice | None:
-    """Of a wide last layer, a part: in float64 a language model's head is as large as the model."""
+    """A part of a wide last layer. In float64 a language model's head is as large as the model."""
     if form.gate != "none" or count <= MOST_VERIFIED_COLUMNS:
         return None
     step = -(-count // MOST_VERIFIED_COLUMNS)
@@ -101,7 +101,7 @@ def _some_columns(form: LayerForm, count: int) -> slice | None:
 def _narrowed(
     forms: Sequence[LayerForm], tensors: Sequence[Tensor], columns: slice
 ) -> list[Tensor]:
-    """The tensors with these columns of the last layer alone."""
+    """The tensors, with only these columns of the last layer."""
     *earlier, (form, (weight, *bias)) = split_tensors(forms, tensors)
     narrow = weight[:, columns] if form.transposed else weight[columns]
     return [t for _, own in earlier for t in own] + [narrow, *(b[columns] for b in bias)]

@@ -18,8 +18,10 @@ from typing import Annotated, Literal
 from torchweld.core.blocks import LayerForm, parse_spec
 from torchweld.core.errors import BlockError, TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import Bounds, Length, Positive, Word, to_plain
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Bounds, Length, Positive, Word
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import to_plain
+from torchweld.core.saved_records import SavedRecord
 from torchweld.core.texts import clean
 from torchweld.machine import kernel_build
 
@@ -122,12 +124,19 @@ class KnownSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedTable:
+class SpeedTable(SavedRecord):
     """All blocks that were measured for one instruction set, and what they were measured with.
 
     command: what made the table, environment included
     date:    of that, as 2026-11-17
     """
+
+    FORMAT = RecordFormat(
+        what="table",
+        version=1,
+        remedy="make it again with torchweld bench --table",
+        most_bytes=64 << 20,
+    )
 
     isa: Word
     cpu: Word
@@ -219,18 +228,9 @@ class SpeedTable:
         return sorted(inside, key=lambda cell: (cell.place, cell.cold))
 
 
-FORM = FileFormat(
-    kind=SpeedTable,
-    what="table",
-    format=1,
-    remedy="make it again with torchweld bench --table",
-    most_bytes=64 << 20,
-)
-
-
 def table_text(table: SpeedTable) -> str:
     """As the file has it, a line for each cell, so that two tables can be compared line by line."""
-    head = {FORM.mark: FORM.format, **to_plain(replace(table, cells=()))}
+    head = to_plain(replace(table, cells=()))
     cells = [json.dumps(to_plain(cell), allow_nan=False) for cell in table.cells]
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     lines[-1] = '"cells": [\n' + ",\n".join(cells) + "\n]"
@@ -251,10 +251,10 @@ def load_table(isa: str | None, folder: Path = TABLES) -> SpeedTable | NotMeasur
             f"no table of speeds for {clean(isa)} is shipped; there are: {shipped}. Weld with "
             "timing, or make one with torchweld bench --table"
         )
-    table = FORM.load(path)
+    table = SpeedTable.load(path)
     if table.isa != isa:
         raise TorchweldError(
-            f"{path} is damaged: it is for {clean(table.isa)}, not for {isa}; {FORM.remedy}"
+            f"{path} is damaged: it is for {clean(table.isa)}, not for {isa}; {table.FORMAT.remedy}"
         )
     return table
 

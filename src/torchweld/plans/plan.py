@@ -8,7 +8,6 @@ a `NotMeasured` with the reason.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +16,9 @@ from typing import Annotated, Any, Literal
 from torch import nn
 
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import Bounds, Count, Length, Measured, Positive, Ratio, Word
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Bounds, Count, Length, Measured, Positive, Ratio, Word
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.saved_records import SavedRecord
 from torchweld.core.speeds import Speed
 from torchweld.machine.fingerprint import Fingerprint
 from torchweld.plans import earlier_plans
@@ -225,8 +225,17 @@ class Whole(Judged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(SavedRecord):
     """See the module's docstring."""
+
+    FORMAT = RecordFormat(
+        what="plan",
+        version=2,
+        upgrades={1: earlier_plans.plan},
+        remedy="plan again",
+        indent=1,
+        most_bytes=1 << 26,
+    )
 
     model: Word
     structure: Word  # hash of the model's names, shapes and types
@@ -288,23 +297,3 @@ class Plan:
         absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None}
         for name, default in absent.items():
             self.__dict__.setdefault(name, default)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON; an existing file is replaced whole."""
-        FORM.save(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Plan:
-        """The opposite of `save`."""
-        return FORM.load(path)
-
-
-FORM = FileFormat(
-    kind=Plan,
-    what="plan",
-    format=2,
-    remedy="plan again",
-    most_bytes=1 << 26,
-    indent=1,
-    upgrades={1: earlier_plans.plan},
-)

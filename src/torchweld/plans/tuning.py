@@ -1,9 +1,8 @@
-"""Tries every way to run the blocks of a model: verified, then timed against the original.
+"""Tries every choice for the blocks of a model: verifies it, then times it against the original.
 
-Blocks that compute the same on weights of the same shape are tried together, one after the other
-with the weights of each, as the model calls them: so the weights of one have left the cache when
-its turn comes again, if they do so in the model. All ways are timed in the same rounds.
-In: a model, its blocks. Out: `TunedBlocks`.
+In: a model and its blocks. Out: `TunedBlocks`. Blocks that are alike are tried together, one after
+the other, each with its own weights, as the model calls them. So the weights of one block leave the
+cache before its next turn if they do so in the model. All choices are timed in the same rounds.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from torchweld.plans.time_budget import TimeBudget
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block
 
-# A copy of the weights has to be worth its memory: so much faster than the best way without, unless
-# it is so small that nobody would notice.
+# A copy of the weights must be worth its memory: this much faster than the best choice without one,
+# unless the copy is so small that nobody notices.
 COPY_GAIN = 1.05
 SMALL_COPY_BYTES = 256 << 10
 
@@ -61,9 +60,9 @@ def choices_for(
 
 @dataclass(frozen=True, kw_only=True)
 class TunedBlocks:
-    """Every block with what was tried and chosen for it.
+    """Every block, with what was tried and chosen for it.
 
-    table: the table that decided, or why there is none, if times were not measured
+    table: if nothing was timed, the table that decided, or why there is none
     """
 
     planned: tuple[Planned, ...]
@@ -82,34 +81,34 @@ def tune(
     budget: TimeBudget,
     memory: MeasurementCache,
 ) -> TunedBlocks:
-    """Tries all choices for all blocks; the model is left unwelded.
+    """Tries all choices for all blocks, and leaves the model unwelded.
 
-    Each group has its share of the time; what one does not use is left to the others. What was
-    measured before is taken from `memory`.
+    The time is shared equally; what some alike blocks do not use is left to the others.
+    Times that were measured before are taken from `memory`.
     """
     training = options.training
     choices = choices_for(training, options.with_compile, options.packing, model.parameters())
     table = None if options.measure else table_here()
-    groups = alike_blocks(model, blocks, training)
+    alike = alike_blocks(model, blocks, training)
     found: list[Tuning] = []
-    for i, one in enumerate(groups):
-        options.say(f"tuning {one.name}", 0.1 + 0.25 * i / len(groups))
-        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(groups) - i)
+    for i, one in enumerate(alike):
+        options.say(f"tuning {one.name}", 0.1 + 0.25 * i / len(alike))
+        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(alike) - i)
         if options.force:
             found.append(_forced(model, one, choices))
         elif table is not None:
             found.append(_by_table(model, one, choices, table))
         else:
             found.append(_timed(model, one, choices, share_s, memory))
-    # What could not be measured in its share of the time has another turn in what is left.
+    # Blocks that could not be measured in their share of the time have another turn.
     pending = [i for i, one in enumerate(found) if options.timing and one.unmeasured]
     for done, i in enumerate(pending):
-        options.say(f"tuning {groups[i].name}", 0.35 + 0.25 * done / len(pending))
+        options.say(f"tuning {alike[i].name}", 0.35 + 0.25 * done / len(pending))
         share_s = (budget.blocks_end_s - time.perf_counter()) / (len(pending) - done)
         if share_s > LEAST_BUDGET_S:
-            found[i] = _timed(model, groups[i], choices, share_s, memory)
+            found[i] = _timed(model, alike[i], choices, share_s, memory)
     tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
-    for one, tuning in zip(groups, found, strict=True):
+    for one, tuning in zip(alike, found, strict=True):
         for block, call in zip(one.blocks, one.calls, strict=True):
             tunings[block.path].append(replace(tuning, count=call.count))
     return TunedBlocks(
@@ -126,7 +125,7 @@ def _source(table: SpeedTable | NotMeasured | None) -> str | None:
     return table.reason if isinstance(table, NotMeasured) else table.source
 
 
-# ---- one group ----
+# ---- alike blocks ----
 
 
 def _timed(
@@ -164,31 +163,33 @@ def _timed(
 
 
 def _verified(model: nn.Module, one: AlikeBlocks, choice: Choice) -> Trial:
-    """On the first of the blocks, for all of them."""
+    """The first block is verified for all of them."""
     return verify_choice(model, one.blocks[0], one.calls[0], choice, one.key.training)
 
 
 def _forced(model: nn.Module, one: AlikeBlocks, choices: Sequence[Choice]) -> Tuning:
-    """The first that verifies; times nothing."""
-    trials = []
+    """The first choice that verifies; times nothing."""
+    trials: list[Trial] = []
     for choice in choices:
         trials.append(_verified(model, one, choice))
         if trials[-1].verified:
-            break
-    chosen = trials[-1].choice if trials and trials[-1].verified else None
+            return _tuning(one.key.rows, trials, choice, "forced")
+    return _tuning(one.key.rows, trials)
+
+
+def _tuning(
+    rows: int, trials: Iterable[Trial], chosen: Choice | None = None, reason: str = ""
+) -> Tuning:
+    trials = tuple(trials)
     return Tuning(
-        rows=one.key.rows,
-        count=1,
-        trials=tuple(trials),
-        chosen=chosen,
-        reason=_why_none(trials) if chosen is None else "forced",
+        rows=rows, count=1, trials=trials, chosen=chosen, reason=reason or _why_none(trials)
     )
 
 
 def _by_table(
     model: nn.Module, one: AlikeBlocks, choices: Sequence[Choice], table: SpeedTable | NotMeasured
 ) -> Tuning:
-    """The fastest that verifies among those that a table knows to be faster; times nothing."""
+    """The fastest choice that verifies and that a table knows to be faster; times nothing."""
     key = one.key
     speeds: dict[Choice, float] = {}
     trials: dict[Choice, Trial] = {}
@@ -206,13 +207,8 @@ def _by_table(
     lean = max((c for c in speeds if not c.packed), key=speeds.__getitem__, default=None)
     if best is not None and lean is not None and speeds[best] < COPY_GAIN * speeds[lean]:
         best = lean
-    return Tuning(
-        rows=key.rows,
-        count=1,
-        trials=tuple(trials.values()),
-        chosen=best,
-        reason=_why_none(list(trials.values())) if best is None else trials[best].reason,
-    )
+    reason = "" if best is None else trials[best].reason
+    return _tuning(key.rows, trials.values(), best, reason)
 
 
 def _known(
@@ -221,16 +217,16 @@ def _known(
     if isinstance(table, NotMeasured):
         return table
     if not choice.abilities.in_speed_tables:
-        return NotMeasured("tables of speeds are about the compiled kernels alone")
+        return NotMeasured("tables of speeds only have the compiled kernels")
     if not key.contiguous:
-        return NotMeasured("tables of speeds are about contiguous inputs alone")
+        return NotMeasured("tables of speeds only have contiguous inputs")
     return table.known(
         key.form, key.shapes, key.dtype, key.rows, choice.packed, training=key.training
     )
 
 
 def _verified_again(model: nn.Module, one: AlikeBlocks, kept: Tuning) -> Tuning:
-    """Times that were measured before; what is chosen by them is verified on the weights of now."""
+    """Times that were measured before. The choice is verified on the weights of now."""
     trials = {trial.choice: trial for trial in kept.trials}
     while kept.chosen is not None:
         fresh = _verified(model, one, kept.chosen)
@@ -244,32 +240,23 @@ def _verified_again(model: nn.Module, one: AlikeBlocks, kept: Tuning) -> Tuning:
 
 
 def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
-    """The fastest that is verified and beyond noise; a copy only where it is worth its memory."""
+    """The fastest that is verified and beyond noise; a copy only if it is worth its memory."""
     good = [
         (trial.speed.speedup, trial)
         for trial in trials
         if trial.verified and trial.verdict == "faster" and isinstance(trial.speed, Speed)
     ]
-    speedup, best = max(good, key=lambda pair: pair[0], default=(0.0, None))
-    reason = _why_none(trials)
-    if best is not None:
-        reason = f"{speedup:.2f} times the original's speed"
-        lean = [pair for pair in good if not pair[1].copied_bytes]
-        lean_speedup, leanest = max(lean, key=lambda pair: pair[0], default=(speedup, best))
-        gain = speedup / lean_speedup
-        if not isinstance(best.copy_gain, NotMeasured):
-            gain = best.copy_gain
-        small = best.copied_bytes <= SMALL_COPY_BYTES
-        if leanest is not best and not small and gain < COPY_GAIN:
-            best = leanest
-            reason = f"{lean_speedup:.2f} times the original's speed; a copy gains too little"
-    return Tuning(
-        rows=rows,
-        count=1,
-        trials=tuple(trials),
-        chosen=None if best is None else best.choice,
-        reason=reason,
-    )
+    if not good:
+        return _tuning(rows, trials)
+    speedup, best = max(good, key=lambda pair: pair[0])
+    lean = [pair for pair in good if not pair[1].copied_bytes]
+    lean_speedup, leanest = max(lean, key=lambda pair: pair[0], default=(speedup, best))
+    gain = best.copy_gain if isinstance(best.copy_gain, float) else speedup / lean_speedup
+    small = best.copied_bytes <= SMALL_COPY_BYTES
+    if leanest is not best and not small and gain < COPY_GAIN:
+        why = f"{lean_speedup:.2f} times the original's speed; a copy gains too little"
+        return _tuning(rows, trials, leanest.choice, why)
+    return _tuning(rows, trials, best.choice, f"{speedup:.2f} times the original's speed")
 
 
 def _why_none(trials: Sequence[Trial]) -> str:
@@ -281,7 +268,7 @@ def _why_none(trials: Sequence[Trial]) -> str:
 
 
 def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
-    """Speed over the best way without a copy, round by round: both had the same noise."""
+    """The speed over the best choice without a copy, round by round: both had the same noise."""
     if not own.copied_bytes:
         return NotMeasured("it keeps no copy")
     lean = [
@@ -290,8 +277,8 @@ def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
         if isinstance(timed.speed, Speed) and not timed.copied_bytes
     ]
     if not lean or not isinstance(own.speed, Speed):
-        return NotMeasured("no way without a copy was timed")
+        return NotMeasured("no choice without a copy was timed")
     _, ratios = max(lean)
     if len(own.log_ratios) != len(ratios):
-        return NotMeasured("the way without a copy was timed in other rounds")
+        return NotMeasured("the choice without a copy was timed in other rounds")
     return math.exp(statistics.median(a - b for a, b in zip(own.log_ratios, ratios, strict=True)))

@@ -38,13 +38,13 @@ from torchweld.plans.tuning import TunedBlocks
 from torchweld.timing import Comparison, compare
 from torchweld.welds.swapping.faces import both_faces
 
-# If all times of the blocks are remembered, a plan takes seconds. So may the whole model.
+# If the times of all blocks are remembered, a plan should take seconds, the whole model included.
 REMEMBERED_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredWhole:
-    """The figures that a plan holds, and the rounds behind them if they were timed now."""
+    """The figures of a plan, and the rounds behind them if they were timed now."""
 
     whole: Whole
     comparison: Comparison | None = None
@@ -58,12 +58,12 @@ def measure_wholes(
     budget: TimeBudget,
     memory: MeasurementCache,
 ) -> tuple[MeasuredWhole, ...]:
-    """Each workload before and after, in the time that is left; none if nothing is to be proved."""
+    """Each workload before and after, in the time that is left; none if nothing is measured."""
     if not tuned.decisions or options.force:
         return ()
     if measured_peaks.peaks() is None and None in budget.untimed:
         options.say("measuring this machine's peaks", 0.6)
-        with suppress(NotMeasuredError):  # then there is no ceiling to show
+        with suppress(NotMeasuredError):  # then no ceiling is shown
             measured_peaks.peaks(measure=True)
     end_s = budget.end_s
     if all(tuning.remembered for one in tuned.planned for tuning in one.tunings):
@@ -157,11 +157,11 @@ def measure_whole(
 
 
 def _without_false_bounds(whole: Whole) -> Whole:
-    """A bound that the measured gain has broken was wrong, and is not shown as one."""
+    """A bound below the measured gain was wrong, and is not shown."""
     if not isinstance(whole.speed, Speed):
         return whole
     broken: dict[str, Any] = {
-        name: NotMeasured(f"{bound:.2f}x was found, which is less than what was measured")
+        name: NotMeasured(f"{bound:.2f}x was found, less than what was measured")
         for name in ("predicted", "ceiling")
         if not isinstance(bound := getattr(whole, name), NotMeasured)
         and bound < whole.speed.speedup
@@ -170,9 +170,9 @@ def _without_false_bounds(whole: Whole) -> Whole:
 
 
 def promised(planned: Sequence[Planned], whole_us: float) -> float | NotMeasured:
-    """What the blocks' own measurements make of a step that takes `whole_us`, as a speed-up.
+    """The speed-up of a step of `whole_us` if every block gains what it gained by itself.
 
-    Where the blocks, timed by themselves, took longer than the whole, their shares count.
+    If the blocks took longer by themselves than the whole step, only their shares count.
     """
     before, saved = 0.0, 0.0
     for one in planned:

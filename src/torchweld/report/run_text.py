@@ -6,7 +6,6 @@ In: runs of the history. Out: `rich` renderables for a terminal, and plain data 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -171,7 +170,7 @@ def run_data(run: Run | Damaged, cells: bool = True) -> dict[str, Any]:
     }
     if cells:
         # Among samples are times that were not measured, which JSON has no number for.
-        data["cells"] = [to_plain(asdict(cell)) for cell in run.cells]
+        data["cells"] = [to_plain(cell, all_fields=True) for cell in run.cells]
     return data
 
 
@@ -181,7 +180,7 @@ def compared_data(found: RunsCompared) -> dict[str, Any]:
         "b": run_data(found.b, cells=False),
         "comparable": found.comparable,
         "differences": list(found.differences),
-        "rows": [{**asdict(row), "ratio": row.ratio} for row in found.rows],
+        "rows": [{**to_plain(row), "ratio": row.ratio} for row in found.rows],
         "only_a": list(found.only_a),
         "only_b": list(found.only_b),
     }

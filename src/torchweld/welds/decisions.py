@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchweld.core.arguments import check_flags, check_kind, misfit
-from torchweld.core.records import Word
+from torchweld.core.record_fields import Word
 from torchweld.ops.backends import Abilities, backend_named
 from torchweld.welds.found_blocks import Block
 
