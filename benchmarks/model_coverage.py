@@ -1,8 +1,8 @@
 """How much of the Linears of real models is welded, and whether the numbers stay the same.
 
-    python benchmarks/coverage.py                     every transformers type, over an hour
-    python benchmarks/coverage.py gpt2 llama bert     these
-    python benchmarks/coverage.py --json coverage.json
+    python benchmarks/model_coverage.py                   every transformers type, over an hour
+    python benchmarks/model_coverage.py gpt2 llama bert   these
+    python benchmarks/model_coverage.py --json coverage.json
 
 A tiny instance of each model type, built from its configuration with random weights, is looked
 through, planned by force and welded, for inference and for training. What a model computes is
