@@ -51,11 +51,11 @@ STACKS = ("aten.bmm", "aten.baddbmm", "aten._grouped_mm")
 # ---- what runs, counted without torchweld ----
 
 
-class Count(TorchDispatchMode):
+class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """FLOPs of products with a weight, and what modules consist of, seen op by op."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._weights = {t.untyped_storage().data_ptr() for t in model.parameters()}
         self.linear_flops = 0.0
         self.stack_flops = 0.0
