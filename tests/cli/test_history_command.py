@@ -18,7 +18,7 @@ from torchweld.cli import fuse_command as fuse_verb
 from torchweld.cli import profile_command as profile_verb
 from torchweld.cli.main import run
 from torchweld.core.speeds import Speed
-from torchweld.history import Fingerprint, History, store
+from torchweld.history import Fingerprint, History, fingerprint_here, store
 from torchweld.plans import planner, whole_model
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import PlanWithRounds
@@ -160,11 +160,12 @@ def test_series_of_log_ratios_are_speed_ups(say: Say) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """A run `there` of another machine."""
-    real = store.fingerprint_here
 
     def other() -> Fingerprint:
         versions = {"openvino": "1.0"}
-        return replace(real(), key="0123456789ab", cpu="Z80", threads=64, versions=versions)
+        return replace(
+            fingerprint_here(), key="0123456789ab", cpu="Z80", threads=64, versions=versions
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "fingerprint_here", other)

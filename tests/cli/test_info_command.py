@@ -135,7 +135,7 @@ def test_peaks_not_measured_say_how(show: Show) -> None:
 
 
 def test_a_missing_compiled_part_is_a_fact_not_an_error(show: Show) -> None:
-    missing = {"build_info": None, "isa_states": {}, "isa_in_use": None}
+    missing: dict[str, Any] = {"build_info": None, "isa_states": {}, "isa_in_use": None}
     text = show(build_problem="the compiled part is missing: no compiler", **missing)
     assert "the compiled part is missing: no compiler" in text
     assert "g++" not in text

@@ -216,6 +216,7 @@ def test_a_profile_with_an_open_interval_comes_back_as_it_was(
     found: Profile, tmp_path: Path
 ) -> None:
     check = TimeCheck(what="a step", corrected_us=1.0, timed_us=1.0, interval=(-1.0, math.inf))
+    assert found.timing is not None
     open_ended = replace(found, timing=replace(found.timing, checks=(check,)))
     open_ended.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == open_ended

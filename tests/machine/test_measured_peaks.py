@@ -27,8 +27,8 @@ def fake_compiled(*, one: float = 100.0, team: float = 200.0, isa: str = "avx2")
 def two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two torch threads, a fake compiled part, an empty cache; returns the cache's folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured_peaks.torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(measured_peaks.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(kernel_build, "compiled_part", fake_compiled)
     return tmp_path / "torchweld"
 

@@ -154,4 +154,4 @@ def test_tables_are_read_for_the_kernels_in_use() -> None:
     table = table_here()
     assert isinstance(table, (SpeedTable, NotMeasured))
     if isinstance(table, SpeedTable):
-        assert table.isa == tw._ops.compiled.isa()  # type: ignore[union-attr]
+        assert table.isa == tw._ops.compiled.isa()

@@ -126,7 +126,7 @@ def test_what_the_model_does_not_give_again_is_not_welded(
     with pytest.raises(TorchweldError, match="the plan does not fit"):
         apply(net, found)
     for way in ("skip", "verify"):
-        assert welded_paths(apply(net, found, on_mismatch=way)) == []  # type: ignore[arg-type]
+        assert welded_paths(apply(net, found, on_mismatch=way)) == []
         with torch.no_grad():
             assert torch.equal(net(X), expected)
     elsewhere = replace(found, fingerprint="0" * 12)
@@ -191,7 +191,7 @@ def test_what_cannot_be_welded_is_left_out_on_request(
     with pytest.raises(TorchweldError, match="mlp: Gated has a __deepcopy__ of its own"):
         apply(net, made)
     for way in ("skip", "verify"):
-        assert welded_paths(apply(net, made, on_mismatch=way)) == []  # type: ignore[arg-type]
+        assert welded_paths(apply(net, made, on_mismatch=way)) == []
 
 
 def test_a_block_that_the_model_no_longer_has_is_refused_with_the_op_and_the_line(
@@ -229,7 +229,7 @@ def test_rows_that_are_too_many_to_be_had_take_no_memory(net: nn.Module, tmp_pat
     found = edited(plan(net, X, force=True), tmp_path / "plan.json", rows(1, 2**27))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for way in ("raise", "verify", "skip"):
-        apply(net, found, on_mismatch=way)  # type: ignore[arg-type]
+        apply(net, found, on_mismatch=way)
         apply(net, replace(found, fingerprint="0" * 12), on_mismatch="verify")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
     with torch.no_grad():

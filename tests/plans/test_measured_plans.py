@@ -23,7 +23,9 @@ from torchweld.core.speeds import Speed
 from torchweld.machine import measured_peaks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
+from torchweld.numerics.model_check import compare_results
 from torchweld.plans import ceiling, choice_timing, planner, time_budget, tuning, whole_model
+from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Trial, Tuning
 from torchweld.profiles.profile import About, Module, Profile
@@ -132,11 +134,10 @@ def test_what_was_remembered_is_verified_with_the_weights_of_today(
 ) -> None:
     model, inputs = policy()
     assert tw.plan(model, inputs, budget_s=6).decisions
-    real = tuning.verify_choice
 
     def wrong(*args: Any) -> Trial:
         off = NotMeasured("off")
-        return replace(real(*args), verified=False, verdict="wrong", speed=off)
+        return replace(verify_choice(*args), verified=False, verdict="wrong", speed=off)
 
     monkeypatch.setattr(tuning, "verify_choice", wrong)
     assert tw.plan(model, inputs, budget_s=6).decisions == ()
@@ -259,11 +260,10 @@ def test_a_model_on_meta_is_planned_and_the_plan_says_what_it_could_not_do() -> 
 def test_a_whole_that_disagrees_keeps_nothing(
     steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = whole_model.compare_results
     monkeypatch.setattr(
         whole_model,
         "compare_results",
-        lambda *args: [replace(one, ok=False, reason="is off") for one in real(*args)],
+        lambda *args: [replace(one, ok=False, reason="is off") for one in compare_results(*args)],
     )
     model, inputs = policy()
     made = tw.plan(model, inputs, budget_s=6, remember=False)
@@ -321,11 +321,11 @@ def test_applying_twice_is_applying_once() -> None:
 
 def test_a_compiled_model_is_welded_inside() -> None:
     model, inputs = policy()
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     tw.apply(compiled, tw.plan(model, inputs, force=True))
     assert welded_paths(model)
-    assert tw.plan_of(compiled) is not None  # type: ignore[arg-type]
-    tw.undo(compiled)  # type: ignore[arg-type]
+    assert tw.plan_of(compiled) is not None
+    tw.undo(compiled)
     assert not welded_paths(model)
 
 

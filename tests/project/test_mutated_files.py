@@ -102,7 +102,7 @@ def use_plan(path: Path) -> None:
     model, (x, y) = net(), expected()
     for way in ("raise", "skip", "verify"):
         try:
-            apply(model, found, on_mismatch=way)  # type: ignore[arg-type]
+            apply(model, found, on_mismatch=way)
             with torch.no_grad():
                 torch.testing.assert_close(model(x), y)
         finally:
@@ -150,7 +150,8 @@ def use_comparison(path: Path) -> None:
 
 def use_peaks(path: Path) -> None:
     found = KeptPeaks.load(path).peaks
-    assert found.read_gbps(1 << 20, 2) is None or found.fma_gflops("float32", 2) != ""
+    assert isinstance(found.read_gbps(1 << 20, 2), float | int | None)
+    assert isinstance(found.fma_gflops("float32", 2), float | int | None)
 
 
 # ---- a good file of each kind ----
@@ -224,7 +225,10 @@ def good_bench() -> Any:
 def good_trace() -> Any:
     made = MadeTrace()
     made.step(1, 0, 100).step(2, 100, 100).step(3, 200, 100)
-    shapes = {"Input Dims": [[8, 64], [64, 64], []], "Input type": ["float", "float", "Scalar"]}
+    shapes: dict[str, Any] = {
+        "Input Dims": [[8, 64], [64, 64], []],
+        "Input type": ["float", "float", "Scalar"],
+    }
     shapes["Input Strides"] = [[64, 1], [64, 1], []]
     for at in (0, 100, 200):
         made.op("aten::linear", at + 10, 30, **shapes, **{"Sequence number": 3, "Fwd thread id": 0})

@@ -99,7 +99,7 @@ def test_an_unknown_name_is_the_usual_error(name: str) -> None:
 
 def test_an_unknown_attribute_is_the_usual_error() -> None:
     with warnings_are("ignore"):
-        import torchweld.swap as earlier
+        earlier = importlib.import_module("torchweld.swap")
     with pytest.raises(AttributeError, match="no_such_thing"):
         earlier.no_such_thing  # noqa: B018
 
