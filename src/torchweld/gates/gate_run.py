@@ -68,9 +68,7 @@ def accept(
             made,
             counters,
             empty=effort.empty,
-            remedies=effort.remedies(
-                PlanOptions(quick=effort.quick, budget_s=effort.budget_s).seconds
-            ),
+            remedies=effort.remedies(tuning.seconds),
         )
         times: list[KeptTime] = []
         if clock is not None and fit.decisions:
