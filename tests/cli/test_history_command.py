@@ -339,7 +339,7 @@ def test_what_cannot_be_kept_is_found_before_anything_is_measured(
     path.write_text("not a database, but long enough to be looked at as one" * 20)
     code, _, err = say(verb, "policy", "--save", "main")
     assert code == 2
-    assert "no SQLite file" in err
+    assert "not an SQLite file" in err
 
 
 def test_a_recording_is_not_kept_as_if_it_were_measured_here(say: Say, tmp_path: Path) -> None:

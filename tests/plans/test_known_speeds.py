@@ -290,7 +290,7 @@ def test_no_table_is_said_to_be_none(tmp_path: Path, isa: str) -> None:
     found = load_table(isa, tmp_path)
     assert isinstance(found, NotMeasured)
     assert "no table of speeds for" in found.reason
-    assert "there are: avx512" in found.reason
+    assert "shipped: avx512" in found.reason
     assert "\x1b" not in found.reason
 
 

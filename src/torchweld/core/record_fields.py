@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-# Products of a few of these still are finite, and fit where C++ takes them.
+# Products of a few of these are still finite, and fit into C++'s types.
 MOST_INT = 2**63 - 1
 MOST_FLOAT = 1e60
 MOST_TEXT = 1 << 20
@@ -49,5 +49,5 @@ Positive = Annotated[int, Bounds(1, MOST_INT)]
 Index = Annotated[int, Bounds(-1, MOST_INT)]  # -1 for none
 Amount = Annotated[float, Bounds(0)]
 Measured = Annotated[float, Bounds(odd=True)]  # where nothing was measured, NaN or an infinity
-Ratio = Annotated[float, Bounds(1 / MOST_FLOAT, odd=True)]  # the same, of times: above 0
+Ratio = Annotated[float, Bounds(1 / MOST_FLOAT, odd=True)]  # the same for ratios of times: above 0
 Word = Annotated[str, Length(most=1 << 12)]

@@ -1,8 +1,8 @@
-"""How a record that is saved is marked: what it is, and the version of its form.
+"""The mark of a saved record: what it is, and the version of its format.
 
 A plan is `{"torchweld_plan": 2, …}`, a comparison `{"kind": "torchweld.comparison", "version": 2,
-…}`: the mark, then the fields. Data of earlier versions are brought up to date, step by step,
-before they are read.
+…}`: the mark, then the fields. Data of earlier versions are upgraded step by step before they are
+read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import MOST_BYTES
 
-# The fields of one version to those of the next. It is given what anybody may have written, and
-# leaves what it does not understand for the reader to refuse.
+# The fields of one version -> those of the next. Anybody may have written the data: what an upgrade
+# does not understand it leaves for the reader to refuse.
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -25,14 +25,14 @@ class FormatError(TorchweldError):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordFormat:
-    """The form of one kind of record in JSON.
+    """The format of one kind of record in JSON.
 
     what:       "plan"; in messages and in the mark
     remedy:     what to do about a file that cannot be read
-    upgrades:   by version, what makes the next one of it
-    unmarked:   the version of files without a mark, where such were written
+    upgrades:   version -> what turns its fields into those of the next
+    unmarked:   the version of files without a mark; None if there never were any
     by_kind:    the mark is `{"kind": "torchweld.plan", "version": 2}`
-    all_fields: fields that have their default value are written too, in all that is inside
+    all_fields: fields with their default value are written too, here and in records inside
     """
 
     what: str
@@ -56,7 +56,7 @@ class RecordFormat:
         return f"torchweld_{self.what}" in data
 
     def fields_of(self, data: Mapping[str, Any], unmarked: Any) -> dict[str, Any]:
-        """Those of the version that is written now; `unmarked`: of data without a mark."""
+        """The fields of the current version. `unmarked` is the version of data without a mark."""
         fields, version = dict(data), unmarked
         if self.is_marked(data):
             version = [fields.pop(name, None) for name in self.mark(None)][-1]

@@ -5,12 +5,11 @@ record back, or a `RecordError` that says where the data do not fit. Nothing in 
 a field is read because the type declares it, and what is not declared is refused. Fields that have
 their default value are left out, so files stay small and old files load.
 
-What may stand in a field is declared beside its type, `Annotated[int, Bounds(0, 9)]`; the usual
-kinds have names in record_fields.py. Without more said, a number is finite and of a size that
-arithmetic can take, and texts and lists are of a length that memory can. What concerns several
-fields is said by the dataclass itself: `problems()` gives what is wrong with it, in words. A field
-of `float | NotMeasured` holds either; in JSON the latter is `{"not_measured": reason}`. A record
-with a `FORMAT` has its mark before its fields.
+What a field may hold is declared with its type, `Annotated[int, Bounds(0, 9)]`; record_fields.py
+has names for the usual kinds. By default a number is finite and small enough for arithmetic, and
+texts and lists are short enough for memory. Rules about several fields are in the dataclass itself:
+`problems()` says what is wrong with it. A field of `float | NotMeasured` holds either; in JSON the
+latter is `{"not_measured": reason}`. A record with a `FORMAT` has its mark before its fields.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from torchweld.core.texts import clean
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
 
-# Of a message, which may quote the file.
+# Characters of a message, which may quote the file.
 MOST_SAID = 500
-# In data that no type describes.
+# Levels of data that no type describes.
 MOST_DEPTH = 50
 
 # The one key of a `NotMeasured` in JSON.
@@ -53,7 +52,7 @@ _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class RecordError(TorchweldError):
-    """Data do not fit the declared type; the message says where and what was expected."""
+    """Data do not fit the declared type; the message says where, and what was expected."""
 
 
 # ---- out ----
@@ -149,7 +148,7 @@ def _default(f: Field[Any]) -> Any:
 
 
 class _MisfitError(Exception):
-    """What is wrong, and the way there, from the inside out."""
+    """What is wrong, and the path to it, from the inside out."""
 
     def __init__(self, says: str, *path: str) -> None:
         super().__init__(says)
@@ -209,17 +208,17 @@ def _annotated_reader(kind: Any, allowed: Any) -> _Reader:
 
 def _number_reader(kind: Any, allowed: Bounds) -> _Reader:
     def read(data: Any) -> Any:
-        # JSON has one kind of number; True is none.
+        # JSON has one kind of number; True is not a number.
         if kind is float and type(data) is int and abs(data) <= MOST_INT:
             data = float(data)
-        # What Python reads as infinite was not written by us: JSON has no such number, nor 1e999.
+        # We never write numbers that Python reads as infinite (Infinity, 1e999): JSON has none.
         infinite = type(data) is float and not math.isfinite(data)
         if type(data) is str and allowed.odd:
             data = _ODD_FLOATS.get(data, data)
         if infinite or type(data) is not kind:
             raise _misfit(kind, data)
         if not allowed.holds(data):
-            raise _MisfitError(f"is {short(data)}; expected is {allowed}")
+            raise _MisfitError(f"is {short(data)}; expected {allowed}")
         return data
 
     return read
@@ -323,7 +322,7 @@ def _dict_reader(kind: Any) -> _Reader:
 
 def _record_reader(kind: Any) -> _Reader:
     hints = get_type_hints(kind, include_extras=True)
-    # Made when first needed, for a record may hold records of its own kind.
+    # Made when first needed, since a record may hold records of its own kind.
     readers: dict[str, _Reader] = {}
     needed = [name for name, default in _defaults(kind) if default is MISSING]
     names = {name for name, _ in _defaults(kind)}
@@ -366,7 +365,7 @@ def _record_reader(kind: Any) -> _Reader:
 
 
 def _read_anything(data: Any) -> Any:
-    """What no type describes: of JSON's kinds, and not too deep to be walked through."""
+    """Data that no type describes: only JSON's kinds, and not nested too deeply."""
     level = [data]
     for _ in range(MOST_DEPTH):
         if not level:
@@ -393,7 +392,7 @@ def _misfit(kind: Any, data: Any) -> _MisfitError:
 
 
 def short(data: Any) -> str:
-    """Some of it; a huge number or a deep list is not written out."""
+    """A short form of it: huge numbers and deep lists are not written out."""
     if isinstance(data, (list, dict)) and data:
         return f"{'a list' if isinstance(data, list) else 'an object'} of {len(data):,}"
     if type(data) is int and abs(data) > MOST_INT:

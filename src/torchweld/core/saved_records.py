@@ -17,7 +17,7 @@ T = TypeVar("T", bound="SavedRecord")
 
 
 class SavedRecord:
-    """A dataclass with a `FORMAT`, which marks it wherever it stands in JSON."""
+    """The base of a dataclass with a `FORMAT`, which marks it everywhere in JSON."""
 
     FORMAT: ClassVar[RecordFormat]
 

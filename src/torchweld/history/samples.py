@@ -1,8 +1,8 @@
 """The names by which series of samples are understood, and comparisons as cells.
 
-A series whose name ends in `log_ratios` has log(baseline / candidate) of each round: a speed-up. A
-series of any other name has times, all in one unit; name it so that it says which: `eager_us`. In a
-cell's data, at any depth, a number under `speedup` is a speed-up, and one under `…_us` a time.
+A series whose name ends in `log_ratios` has log(baseline / candidate) of each round: a speed-up.
+Any other series has times in one unit, which its name says: `eager_us`. In a cell's data, at any
+depth, a number under `speedup` is a speed-up, and one under `…_us` a time.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ from torchweld.history.sqlite_problems import explained
 
 APPLICATION = int.from_bytes(b"twld", "big")
 VERSION = 1
-# How long a writer waits for another one, which holds the file for milliseconds.
+# How long a writer waits for another one, which locks the file for milliseconds.
 WAIT_S = 20.0
 
 TABLES = """
 CREATE TABLE run (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again: somebody may still write to it
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: another process may still write to it
     name TEXT NOT NULL,
     kind TEXT NOT NULL,
     what TEXT NOT NULL,
@@ -148,7 +148,7 @@ class History:
         return [one for one in found if isinstance(one, Run)]
 
     def entries(self, name: str | None = None, kind: Kind | None = None) -> list[Run | Damaged]:
-        """The same, with those that are damaged among them."""
+        """The same, including damaged ones."""
         wanted = {"name": name, "kind": kind}
         given = {key: value for key, value in wanted.items() if value is not None}
         clause = " AND ".join(f"{key} = :{key}" for key in given)
@@ -213,7 +213,7 @@ class History:
         return tuple(found)
 
     def damaged(self, one: Damaged) -> TorchweldError:
-        """What to say of a run that makes no sense."""
+        """The error for a run that cannot be read."""
         return TorchweldError(
             f"run {one.id} of {one.name[:100]} in {self.path} is damaged: {one.problem}; "
             "torchweld history forget deletes all runs of a name"
@@ -223,7 +223,7 @@ class History:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it is on disk afterwards, or nothing."""
         with explained(self.path):
-            # At once, for who begins by reading and writes later can be refused in between.
+            # IMMEDIATE: a transaction that begins by reading can be refused when it writes.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -278,7 +278,7 @@ class RunWriter:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Our own folder, in somebody's work tree: git need not show it.
+        # Our own folder in the user's work tree: git should ignore it.
         if folder.name == FOLDER and not (folder / ".gitignore").exists():
             with (folder / ".gitignore").open("x") as file:
                 file.write("*\n")
@@ -301,7 +301,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise sqlite3.DatabaseError(f"database disk image is malformed: {said}")
     if _is_empty(connection):
         connection.execute("BEGIN IMMEDIATE")
-        if _is_empty(connection):  # nobody else was faster
+        if _is_empty(connection):  # no other process was faster
             for statement in filter(None, TABLES.split(";\n")):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION}")

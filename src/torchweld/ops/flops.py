@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from torchweld.core.blocks import parse_spec
 
-# The header of packed weights, in int64: see PackedHeader and PackedEntry in csrc/layers.h.
+# The header of packed weights, in int64: PackedHeader and PackedEntry in packed_weights.h.
 _HEADER, _ENTRY = 8, 3
 
 

@@ -6,7 +6,7 @@ Every call compares it with the weights: storage, version counter, shape, stride
 16 elements per tensor. An edit of few elements that autograd does not see (`w.data[0, 0] = 1`, a
 write through numpy or by another process) escapes all of these. It is found within 1,000 calls, in
 proportion more above 16 MB, because each call also compares the next part of the weights
-(csrc/rolling.h); `repack` makes it count at once. With `packing=False` there is no copy.
+(rolling_check.h); `repack` makes it count at once. With `packing=False` there is no copy.
 """
 
 from __future__ import annotations

@@ -2,17 +2,16 @@
 
 There is one file per fingerprint (CPU, instruction set, torch, threads, kernels). It is written
 whole after every record, so that an interrupted plan loses nothing. A file that cannot be read
-counts as empty, since everything in it can be measured again. Records are checked when they are
-recalled, one by one: checking a full file takes longer than reading it.
+counts as empty, since everything in it can be measured again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import cache_dir
@@ -21,23 +20,16 @@ from torchweld.core.record_format import RecordFormat
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.core.saved_records import SavedRecord
 from torchweld.machine import fingerprint
+from torchweld.plans.plan import Tuning, Whole
 
 MOST_ENTRIES = 2000
 
-T = TypeVar("T")
+T = TypeVar("T", Tuning, Whole)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(Generic[T]):
-    """A record, and when it was kept: ISO, UTC."""
-
-    record: T
-    at: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheEntry:
-    """A record of any kind, as plain data."""
+class CachedRecord:
+    """When it was measured, in UTC, and the record as plain data."""
 
     at: Word
     record: Any
@@ -45,13 +37,11 @@ class CacheEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFile(SavedRecord):
-    """What is kept, by the hash of what it is about, the oldest first."""
+    """The records by a hash of what they are about, the newest last."""
 
-    FORMAT = RecordFormat(
-        what="tuning", version=2, remedy="measure again: delete it", most_bytes=1 << 28
-    )
+    FORMAT = RecordFormat(what="tuning", version=2, remedy="measure again", most_bytes=1 << 28)
 
-    entries: dict[str, CacheEntry] = field(default_factory=dict)
+    entries: dict[str, CachedRecord] = field(default_factory=dict)
 
 
 class MeasurementCache:
@@ -65,23 +55,23 @@ class MeasurementCache:
     def of_this_machine() -> MeasurementCache:
         return MeasurementCache(cache_dir() / f"tuning-{fingerprint.key_here()}.json")
 
-    def recall(self, about: object, kind: type[T]) -> Kept[T] | None:
+    def recall(self, about: object, kind: type[T]) -> T | None:
         """The record that was kept about this. `about` is recognised by its repr."""
-        found = self._read().get(_name(about, kind))
+        found = self._entries().get(_name(about, kind))
         if found is None:
             return None
         try:
-            return Kept(record=from_plain(kind, found.record), at=found.at)
+            return replace(from_plain(kind, found.record), remembered=found.at)
         except RecordError:
             return None
 
-    def keep(self, about: object, record: object) -> None:
+    def keep(self, about: object, record: Tuning | Whole) -> None:
         if self._path is None:
             return
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        entry = CacheEntry(at=now, record=to_plain(record))
+        entry = CachedRecord(at=now, record=to_plain(record))
         # Read again, since another process may have written meanwhile.
-        entries = {**self._read(), _name(about, type(record)): entry}
+        entries = {**self._entries(), _name(about, type(record)): entry}
         newest = dict(list(entries.items())[-MOST_ENTRIES:])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,11 +79,9 @@ class MeasurementCache:
         except (OSError, TorchweldError) as error:
             self.notice = f"measurements are not kept for the next plan: {error}"
 
-    def _read(self) -> dict[str, CacheEntry]:
-        if self._path is None:
-            return {}
+    def _entries(self) -> dict[str, CachedRecord]:
         try:
-            return CacheFile.load(self._path).entries
+            return {} if self._path is None else CacheFile.load(self._path).entries
         except TorchweldError:
             return {}
 

@@ -138,7 +138,7 @@ def _timed(
     about = (one.key, len(one.blocks), tuple(choices))
     kept = memory.recall(about, Tuning)
     if kept is not None:
-        return _verified_again(model, one, replace(kept.record, remembered=kept.at))
+        return _verified_again(model, one, kept)
     begun_s = time.perf_counter()
     trials = {choice: _verified(model, one, choice) for choice in choices}
     left_s = budget_s - (time.perf_counter() - begun_s)

@@ -30,7 +30,7 @@ from torchweld.numerics.model_check import (
 )
 from torchweld.plans.ceiling import ceiling
 from torchweld.plans.choice_timing import FaceSide
-from torchweld.plans.measurement_cache import Kept, MeasurementCache
+from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import SETTLED, UNASKED, Planned, Whole, structure_of
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.time_budget import TimeBudget
@@ -101,7 +101,7 @@ def measure_whole(
     *,
     budget_s: float,
     predicted: float | NotMeasured = UNASKED,
-    kept: Kept[Whole] | None = None,
+    kept: Whole | None = None,
     untimed: NotMeasured | None = None,
 ) -> MeasuredWhole:
     """Welds, verifies, times, and undoes again.
@@ -132,12 +132,7 @@ def measure_whole(
             return MeasuredWhole(whole=replace(whole, verdict="wrong", speed=why))
         if kept is not None:
             return MeasuredWhole(
-                whole=replace(
-                    kept.record,
-                    error_ratio=whole.error_ratio,
-                    against=whole.against,
-                    remembered=kept.at,
-                )
+                whole=replace(kept, error_ratio=whole.error_ratio, against=whole.against)
             )
         if untimed is not None:
             return MeasuredWhole(whole=whole)

@@ -19,7 +19,7 @@ from torchweld.history.run_lookup import reference_of
 from torchweld.history.runs import Damaged, Run
 from torchweld.report.style import Column, Sheet, cut, heading, indented
 
-# Names of cells that are listed when they are in one run alone.
+# How many names are listed of cells that are in only one run.
 MOST_NAMES = 8
 
 
@@ -99,7 +99,7 @@ def _short(value: Any) -> str:
 
 
 def compared_sections(found: RunsCompared, width: int) -> Iterator[RenderableType]:
-    """Two runs: ratios above 1 where B is better, unless they were measured in different places."""
+    """Two runs: ratios, above 1 if B is better; none if they come from different machines."""
     for label, run in (("A", found.a), ("B", found.b)):
         state = "" if run.finished else ", unfinished"
         yield Text(clean(f"{label}: {run.name}, {run.what}, {run.created[:19]}{state}"))
@@ -169,7 +169,7 @@ def run_data(run: Run | Damaged, cells: bool = True) -> dict[str, Any]:
         "summary": run.summary,
     }
     if cells:
-        # Among samples are times that were not measured, which JSON has no number for.
+        # `to_plain`: samples may hold NaN, for which JSON has no number.
         data["cells"] = [to_plain(cell, all_fields=True) for cell in run.cells]
     return data
 

@@ -43,10 +43,10 @@ class Comparison(SavedRecord):
     baseline, candidate: the names of the sides
     verdict:             what is known of the candidate, at this threshold
     reason:              why, in one sentence
-    wanted_s:            the budget_s that may be enough for a verdict; None where there is one, or
-                         where more time would not help
+    wanted_s:            the budget_s that may be enough for a verdict; None if there is one, or if
+                         more time would not help
     speedup:             baseline time / candidate time, the median over rounds
-    interval:            where the true speedup lies, early looks accounted for
+    interval:            where the true speedup lies, corrected for early looks
     confidence:          how sure that is
     rounds, discarded:   rounds used, and rounds dropped because the processor was taken away
     baseline_us, candidate_us: the median time of one call
@@ -59,8 +59,8 @@ class Comparison(SavedRecord):
     log_ratios:          log(baseline / candidate) of each round
     control_log_ratios:  log(baseline / baseline again) of each round
 
-    Without rounds enough for any verdict the figures are `NotMeasured`. Where there were enough and
-    the verdict is "not measured" all the same, they are what was seen; `speed` never is.
+    Without enough rounds for any verdict the figures are `NotMeasured`. If there were enough and
+    the verdict is still "not measured", they are what was seen; `speed` is then `NotMeasured`.
     """
 
     FORMAT = RecordFormat(
@@ -98,7 +98,7 @@ class Comparison(SavedRecord):
 
     @property
     def speed(self) -> Speed | NotMeasured:
-        """What is known of the candidate's speed; the reason, where the verdict is none."""
+        """The candidate's speed; the reason if the verdict is "not measured"."""
         figures = (self.speedup, self.interval, self.baseline_us, self.candidate_us)
         speedup, interval, before_us, after_us = figures
         if (

@@ -85,7 +85,7 @@ def rolling(tensors: Sequence[Tensor]) -> Callable[[], bool]:
 
 
 class _Rolling:
-    """csrc/rolling.h for an installation without it: slower, but as complete."""
+    """csrc/torch_glue/rolling_check.h for an installation without it: slower, but as complete."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         total = sum(t.numel() * t.element_size() for t in tensors)
