@@ -21,7 +21,6 @@ from torchweld.bench import (
     plan_model,
     stage_timing,
 )
-from torchweld.bench.model_bench import LoadedModel
 from torchweld.bench.model_sources import Sized, TargetSource
 from torchweld.bench.stages import LocalStage
 from torchweld.bench.worker_processes import MODEL_RUNTIMES
@@ -135,7 +134,7 @@ def test_a_cell_for_every_input_verified_counted_and_timed(
     monkeypatch.setattr(stage_timing, "compare", fake)
     bench = plan_model("net")
     loaded, *cells = measure_model(bench, source(model_file, "net", plan=str(plan_file)))
-    assert isinstance(loaded, LoadedModel)
+    assert isinstance(loaded, model_bench.LoadedModel)
     assert loaded.workloads == ("2x8 float32", "3x8 float32")
     assert loaded.notes[-1].startswith("plan: ")
     for rows, cell in zip((2, 3), cells, strict=True):
