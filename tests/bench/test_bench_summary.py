@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from tests.support.bench_samples import GATED, PEAKS, PLAIN, bench, case, cell, comparison
+from tests.support.measured import measured
 
-from torchweld.bench import Case, Latency, MlpShape, maps, summarise
+from torchweld.bench import Case, Cell, Latency, MlpShape, maps, summarise
 from torchweld.bench.bench_results import TOO_LOW
 from torchweld.bench.bench_rows import csv_text, kept
 from torchweld.bench.estimates import Pace, expected_s, startup_s
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.measured_peaks import ReadPeak
+from torchweld.timing import Comparison
 
 
 def test_the_summary_is_of_the_first_backend_and_of_measured_cells() -> None:
@@ -67,13 +69,15 @@ def test_the_share_of_the_peak_is_of_what_holds_a_shape_back() -> None:
     few, many = (cell(case(rows=rows), {"cpu": comparison(1.0, us=10.0)}) for rows in (1, 1000))
     made = bench([few, many])
     assert few.moved_bytes == 4 * (192 + 12)
-    assert made.of_peak(few, "cpu") == (pytest.approx(few.moved_bytes / 1e5), "memory")
+    share, what = measured(made.of_peak(few, "cpu"))
+    assert what == "memory"
+    assert share == pytest.approx(few.moved_bytes / 1e5)
     assert many.gflops("eager") == pytest.approx(2 * 1000 * 192 / 123.456e3)
-    share, what = made.of_peak(many, "cpu")
+    share, what = measured(made.of_peak(many, "cpu"))
     assert what == "memory"  # an MLP this narrow moves more than it computes
     assert share == pytest.approx(many.moved_bytes / 1e5)
     wide = cell(case(MlpShape(sizes=(512, 512, 512)), rows=512), {"cpu": comparison(1.0, us=1e5)})
-    share, what = made.of_peak(wide, "cpu")
+    share, what = measured(made.of_peak(wide, "cpu"))
     assert what == "compute"
     assert share == pytest.approx(wide.flops / 1e5 / 1e5)
     nothing = bench([few], peaks=None).of_peak(few, "cpu")
@@ -90,7 +94,9 @@ def test_a_call_faster_than_the_peaks_allow_has_no_share() -> None:
         one = cell(case(rows=1), {"cpu": comparison(1.0, us=us)})
         return bench([one]).of_peak(one, "cpu")
 
-    assert share(least_us * 1.25) == (pytest.approx(0.8), "memory")
+    part, what = measured(share(least_us * 1.25))
+    assert what == "memory"
+    assert part == pytest.approx(0.8)
     assert share(least_us / 1.02) == (1.0, "memory")  # within what a probe may exceed a peak by
     assert share(least_us / 1.46) == NotMeasured(TOO_LOW)
 
@@ -103,22 +109,22 @@ def test_data_that_stay_in_the_cache_are_held_to_its_rate_and_cold_ones_to_memor
     assert (1 << 12) < wide.moved_bytes < (1 << 13)
 
     def share(**changes: Any) -> float:
-        found = bench([wide], peaks=peaks, **changes).of_peak(wide, "cpu")
-        assert found is not None
-        return found[0]
+        return measured(bench([wide], peaks=peaks, **changes).of_peak(wide, "cpu"))[0]
 
     assert share(cache=1 << 13) == pytest.approx(wide.moved_bytes / 500e3)
     assert share(cache=1 << 12) == pytest.approx(wide.moved_bytes / 100e3)
     assert share(cache=1 << 13, cold=True) == pytest.approx(wide.moved_bytes / 100e3)
+    assert wide.case is not None
     cold = replace(wide, case=replace(wide.case, cold=True))
-    found = bench([cold], peaks=peaks, cache=1 << 13).of_peak(cold, "cpu")
-    assert found == (pytest.approx(wide.moved_bytes / 100e3), "memory")
+    part, what = measured(bench([cold], peaks=peaks, cache=1 << 13).of_peak(cold, "cpu"))
+    assert what == "memory"
+    assert part == pytest.approx(wide.moved_bytes / 100e3)
 
 
 # ---- the map ----
 
 
-def grid(verdicts: dict[tuple[int, int], object]) -> list[object]:
+def grid(verdicts: dict[tuple[int, int], Comparison]) -> list[Cell]:
     return [
         cell(Case(mlp=MlpShape(sizes=(8, hidden, 8)), lead=(rows,)), {"cpu": one})
         for (rows, hidden), one in verdicts.items()
@@ -139,7 +145,7 @@ def test_the_map_says_where_fused_wins_loses_and_nobody_can_tell() -> None:
     (one,) = maps(bench(found))
     assert (one.kind, one.dtype) == ("gelu", "fp32")
     assert (one.rows, one.widths) == (("1", "8", "64"), ("16", "32"))
-    outcomes = [[spot.outcome for spot in row] for row in one.spots]
+    outcomes = [[measured(spot).outcome for spot in row] for row in one.spots]
     assert outcomes == [["wins", "wins"], ["wins", "same"], ["unknown", "loses"]]
     assert one.along(0) == [("wins", ["1", "8"]), ("unknown", ["64"])]
     assert one.along(1) == [("wins", ["1"]), ("same", ["8"]), ("loses", ["64"])]

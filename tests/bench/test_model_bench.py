@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.bench_samples import FakeCompare
+from tests.support.bench_samples import FakeCompare, check_of, comparison_of
 
 import torchweld as tw
 from torchweld.bench import (
@@ -134,14 +134,15 @@ def test_a_cell_for_every_input_verified_counted_and_timed(
     monkeypatch.setattr(stage_timing, "compare", fake)
     bench = plan_model("net")
     loaded, *cells = measure_model(bench, source(model_file, "net", plan=str(plan_file)))
+    assert isinstance(loaded, model_bench.LoadedModel)
     assert loaded.workloads == ("2x8 float32", "3x8 float32")
     assert loaded.notes[-1].startswith("plan: ")
-    assert [cell.name for cell in cells] == ["2x8 float32", "3x8 float32"]
     for rows, cell in zip((2, 3), cells, strict=True):
         assert isinstance(cell, Cell)
+        assert cell.name == f"{rows}x8 float32"
         eager, welded = cell.results
-        assert welded.check.ok
-        assert welded.comparison.speedup == 3.0
+        assert check_of(cell, welded.name).ok
+        assert comparison_of(cell, welded.name).speedup == 3.0
         assert (eager.cost.ops, welded.cost.ops) == (5, 1)
         assert welded.kernel == "1 welded"
         assert cell.flops == 2 * rows * 2 * 8 * 32
@@ -217,5 +218,5 @@ def test_foreign_runtimes_get_the_exported_model(
     assert isinstance(cell, Cell)
     for name in ("onnxruntime", "openvino", "torchweld"):
         assert cell.result(name).refused is None
-        assert cell.result(name).check.ok
+        assert check_of(cell, name).ok
         assert cell.result(name).comparison is not None

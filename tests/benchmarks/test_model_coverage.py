@@ -1,4 +1,4 @@
-"""A few model types through the whole of `benchmarks/model_coverage.py`, and the counts it rests on."""
+"""A few model types through all of `benchmarks/model_coverage.py`, and the counts it rests on."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A profile that was saved before the modules moved."""
 
-from tests.support.measured import measured
 from pathlib import Path
 
 import pytest
+from tests.support.measured import measured
 
 from torchweld.cli.main import run
 from torchweld.findings import diagnose

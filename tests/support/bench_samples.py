@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torchweld.bench import Bench, Case, Cell, Cost, MlpShape, OutputCheck, Result
@@ -72,7 +73,7 @@ def case(mlp: MlpShape = PLAIN, rows: int = 3, dtype: str = "float32", label: st
     return Case(mlp=mlp, lead=(rows,), dtype=dtype, label=label)
 
 
-def cell(what: Case, compared: dict[str, Comparison | None], us: float = 123.456) -> Cell:
+def cell(what: Case, compared: Mapping[str, Comparison | None], us: float = 123.456) -> Cell:
     """A cell of eager and the sides that are named; None: refused."""
     check = OutputCheck(ok=True, error_ratio=1.5, row_ratio=0.5, rms_ratio=0.25, reason=None)
     results = [Result(name="eager", us=us, cost=Cost(ops=5, buffers=3, host_us=9.0, cpu_us=200.0))]
@@ -100,6 +101,18 @@ def cell(what: Case, compared: dict[str, Comparison | None], us: float = 123.456
         weight_bytes=what.mlp.weight_bytes(what.dtype),
         results=tuple(results),
     )
+
+
+def check_of(measured: Cell, name: str) -> OutputCheck:
+    found = measured.result(name).check
+    assert found is not None
+    return found
+
+
+def comparison_of(measured: Cell, name: str) -> Comparison:
+    found = measured.result(name).comparison
+    assert found is not None
+    return found
 
 
 def bench(cells: list[Cell], **changes: Any) -> Bench:
