@@ -20,9 +20,11 @@ from typing import Any
 import torch
 
 from torchweld.bench.model_bench import MOST_ERROR
+from torchweld.bench.model_runtimes import RUNTIMES
 from torchweld.bench.model_sources import Sized
 from torchweld.bench.stage_timing import MIN_ROUNDS, paired
-from torchweld.bench.worker_processes import MODEL_RUNTIMES, Stage, WorkerError, WorkerSide
+from torchweld.bench.stages import ProcessStage
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.speeds import Speed
 from torchweld.numerics.model_check import ModelTruth, compare_results
 
@@ -107,7 +109,7 @@ class Result:
         return found
 
 
-def measure(stage: Stage, spot: Spot, peers: Sequence[str], seconds: float) -> Result:
+def measure(stage: ProcessStage, spot: Spot, peers: Sequence[str], seconds: float) -> Result:
     result = Result(spot=spot)
     outputs: dict[str, torch.Tensor] = {}
     for name in ("eager", "torchweld", *peers):
@@ -135,7 +137,7 @@ def measure(stage: Stage, spot: Spot, peers: Sequence[str], seconds: float) -> R
     timed = [name for name in outputs if name not in result.refused and name != "eager"]
     if "torchweld" not in timed:
         return result
-    sides = [WorkerSide(stage, name) for name in ("eager", *timed)]
+    sides = [stage.side(name) for name in ("eager", *timed)]
     for attempt in range(ATTEMPTS):
         comparisons = paired(
             sides,
@@ -200,7 +202,7 @@ def main() -> int:
         for spot in SPOTS:
             if spot.model not in args.models or (args.dtypes and spot.dtype not in args.dtypes):
                 continue
-            with Stage(torch.get_num_threads(), runtimes=MODEL_RUNTIMES) as stage:
+            with ProcessStage(torch.get_num_threads(), RUNTIMES) as stage:
                 peers = [p for p in args.peers if spot.dtype == "float32" or "welded" in p]
                 missing = stage.start(["eager", "torchweld", *peers])
                 for name, why in missing.items():

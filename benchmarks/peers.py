@@ -1,7 +1,7 @@
 """torchweld against eager, mkldnn, torch.compile, ONNX Runtime and OpenVINO: verified, then timed.
 
 Every runtime gets the same weights and inputs and a process of its own
-(`torchweld.bench.worker_processes`); one runs at a time. Each cell of the grid (`peer_grid`) is
+(`torchweld.bench.workers`); one runs at a time. Each cell of the grid (`peer_grid`) is
 verified against fp64, then measured as one paired comparison with torchweld as the baseline. Out
 come tables, the figures to reach, a sentence for every cell that is lost (`peer_summary`), and with
 --json everything, raw.
@@ -10,7 +10,7 @@ come tables, the figures to reach, a sentence for every cell that is lost (`peer
 import argparse
 import importlib.metadata
 import json
-import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,13 @@ from peer_tables import figure_table, speed_tables
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from torchweld.bench.cases import SEED
+from torchweld.bench.parked_check import check_parking
 from torchweld.bench.participants import absent
+from torchweld.bench.speed_tables import HOLD_TO_AVX2
 from torchweld.bench.stage_timing import MIN_ROUNDS
-from torchweld.bench.worker_processes import AVX2_ENVIRONMENT, Stage, WorkerError
+from torchweld.bench.stages import ProcessStage
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.machine.hardware import fingerprint, hardware
 
 WIDTH = 100
@@ -132,7 +136,9 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     data.update(complete=False, peak_gflops=None, parked=[], parked_raw={}, absent=absent(peers))
     cells: list[Cell] = []
     begun_s = time.perf_counter()
-    with Stage(threads, AVX2_ENVIRONMENT if options.isa == "avx2" else None) as stage:
+    if options.isa == "avx2":
+        os.environ.update(HOLD_TO_AVX2)  # of the workers, which start now
+    with ProcessStage(threads) as stage:
         bench = Bench(stage, options.seconds, spots)
         try:
             prepare(bench, [name for name in peers if name not in data["absent"]], data, console)
@@ -150,9 +156,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 def prepare(bench: Bench, peers: Sequence[str], data: dict[str, Any], console: Console) -> None:
     """Starts the workers, measures the peak, and checks that the parked ones are out of the way."""
     console.print(f"starting {', '.join(peers)}", highlight=False)
-    refused = bench.stage.start(["eager"])
-    alone_us = bench.eager_us() if not refused else math.nan
-    refused.update(bench.stage.start([name for name in peers if name != "eager"]))
+    parked = check_parking(peers, bench.stage.threads, bench.seconds, SEED)
+    refused = bench.stage.start(peers)
     data["absent"].update(refused)
     for name in pg.FIXED:
         if name in refused:
@@ -161,7 +166,6 @@ def prepare(bench: Bench, peers: Sequence[str], data: dict[str, Any], console: C
         bench.probe_peak()
     except WorkerError as error:
         data["absent"]["peak"] = str(error)
-    parked = bench.parked(alone_us)
     data["parked"] = list(parked.sentences())
     data["parked_raw"] = {
         "alone_us": parked.alone_us,

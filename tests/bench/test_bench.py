@@ -24,9 +24,9 @@ from torchweld.bench import (
     measure,
     participants,
     plan,
+    runtime_server,
     stage_timing,
     summarise,
-    worker,
 )
 from torchweld.bench.block_bench import cost_of
 from torchweld.bench.block_runtimes import TorchRuntime
@@ -457,10 +457,10 @@ def test_costs_of_disturbed_calls_are_not_measured(
 def test_a_side_that_is_gone_after_it_was_timed_keeps_its_times(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
-    def gone(self: worker.Server) -> None:
+    def gone(self: runtime_server.RuntimeServer) -> None:
         raise RuntimeError("gone")
 
-    monkeypatch.setattr(worker.Server, "cost", gone)
+    monkeypatch.setattr(runtime_server.RuntimeServer, "cost", gone)
     (cell,) = measured([case()], ("torch",)).cells
     assert cell.result("torch").measured
     assert cell.result("torch").cost.host_us == NotMeasured("RuntimeError: gone")
@@ -473,7 +473,7 @@ def test_a_call_that_is_hardly_more_than_its_host_part_is_timed_in_turn_with_it(
         def idle(self) -> object:
             return lambda: time.sleep(2e-4)
 
-    server = worker.Server.__new__(worker.Server)
+    server = runtime_server.RuntimeServer.__new__(runtime_server.RuntimeServer)
     server.runtime, server.call = Sleeps(), lambda: time.sleep(3e-4)
     server.side = CallableSide(server.call)
     assert set(server._host()) == {"host_us", "host_share"}

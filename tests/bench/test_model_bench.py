@@ -21,9 +21,9 @@ from torchweld.bench import (
     plan_model,
     stage_timing,
 )
+from torchweld.bench.model_runtimes import RUNTIMES
 from torchweld.bench.model_sources import Sized, TargetSource
 from torchweld.bench.stages import LocalStage
-from torchweld.bench.worker_processes import MODEL_RUNTIMES
 from torchweld.core.errors import TorchweldError
 from torchweld.welds.swapping.swap import stats
 
@@ -96,7 +96,7 @@ def source(path: Path, name: str, **options: object) -> TargetSource:
 def test_eager_and_welded_are_one_model_that_shows_the_one_or_the_other(
     model_file: Path, plan_file: Path
 ) -> None:
-    with LocalStage(1, MODEL_RUNTIMES) as stage:
+    with LocalStage(1, RUNTIMES) as stage:
         stage.start(["eager", "torchweld"])
         for name in stage.names:
             stage.ask(name, "load", source(model_file, "net", plan=str(plan_file)))
@@ -118,7 +118,7 @@ def test_a_plan_for_other_rows_is_reported_and_not_warned_about(
     made = TargetSource(target=f"{model_file}:net").make()
     plan = tw.plan(made.model, torch.randn(7, 8), force=True)
     plan.save(tmp_path / "other.json")
-    with LocalStage(1, MODEL_RUNTIMES) as stage:
+    with LocalStage(1, RUNTIMES) as stage:
         stage.start(["torchweld"])
         stage.ask("torchweld", "load", source(model_file, "net", plan=str(tmp_path / "other.json")))
         stage.ask("torchweld", "prepare", 0)

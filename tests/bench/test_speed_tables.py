@@ -17,14 +17,13 @@ from torchweld.bench.grid import parse_dtype
 from torchweld.bench.speed_tables import (
     HOLD_TO_AVX2,
     MOST_COLD_ROWS,
-    RUNTIMES,
     WAYS,
     held_problem,
     table_cases,
     table_of,
     with_cold,
 )
-from torchweld.bench.table_runtimes import module_of
+from torchweld.bench.table_runtimes import RUNTIMES, module_of
 from torchweld.core.blocks import format_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from torchweld.bench import MlpShape, measure, participants, plan
 from torchweld.bench.bench_results import Latency
 from torchweld.bench.block_bench import BlockBench
 from torchweld.bench.callers import Callers, callers, dismiss
+from torchweld.bench.parked_check import cpu_s
+from torchweld.bench.runtime_server import arrays_of
 from torchweld.bench.stage_timing import single_calls
-from torchweld.bench.stages import AnyStage, LocalStage, open_stage
-from torchweld.bench.worker import arrays_of
-from torchweld.bench.worker_processes import Stage, WorkerError
+from torchweld.bench.stages import LocalStage, ProcessStage, Stage, open_stage
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
@@ -41,10 +43,10 @@ needs_openvino = pytest.mark.skipif(
 def test_processes_are_started_only_for_who_needs_one() -> None:
     assert isinstance(open_stage(["eager", "cpu", "torch:mkldnn", "mkldnn"], 1), LocalStage)
     for name in ("compile", "compile-max", "compile:inductor", "onnxruntime", "openvino"):
-        assert isinstance(open_stage(["eager", "cpu", name], 1), Stage)
+        assert isinstance(open_stage(["eager", "cpu", name], 1), ProcessStage)
 
 
-def outputs(stage: AnyStage, names: list[str]) -> list[np.ndarray]:
+def outputs(stage: Stage, names: list[str]) -> list[np.ndarray]:
     found = []
     assert stage.start(names) == {}
     for name in names:
@@ -62,11 +64,33 @@ def test_both_stages_do_the_same_work() -> None:
     names = ["eager", "reference"]
     with LocalStage(1) as local:
         here = outputs(local, names)
-    with Stage(1) as stage:
+    with ProcessStage(1) as stage:
         there = outputs(stage, names)
     for one, other in zip(here, there, strict=True):
         assert one.shape == (2, 3, 4)
         assert np.array_equal(one, other)
+
+
+@needs_signals
+def test_only_one_worker_runs_at_a_time() -> None:
+    with ProcessStage(1) as stage:
+        assert stage.start(["eager", "mkldnn"]) == {}
+        stage.ask("eager", "load", GATED, "float32")
+        stage.ask("mkldnn", "load", GATED, "float32")
+        if sys.platform == "linux":
+            pids = {name: worker.pid for name, worker in stage.workers.items()}
+            state = {n: Path(f"/proc/{pid}/stat").read_text().split()[2] for n, pid in pids.items()}
+            assert state["eager"] == "T"
+            assert state["mkldnn"] != "T"
+        with pytest.raises(WorkerError, match="batch_size"):
+            stage.ask("mkldnn", "prepare", "no number")
+        (output,) = stage.ask("mkldnn", "prepare", 2)
+        assert output.shape == (2, 4)
+        if sys.platform == "linux":
+            stage.park_all()
+            before_s = cpu_s(pids["mkldnn"])
+            time.sleep(0.02)
+            assert cpu_s(pids["mkldnn"]) == before_s
 
 
 def test_a_local_side_runs_without_gradients_and_says_what_went_wrong() -> None:
@@ -175,7 +199,7 @@ def test_onnx_runtime_computes_every_activation_as_eager_does() -> None:
     names = [name for name in ACTIVATIONS if name != "identity"]
     mlps = [MlpShape(sizes=(8, 16, 4), activation=name) for name in names]
     mlps += [GATED, MlpShape(sizes=(8, 16), activation="identity")]
-    with Stage(1) as stage, LocalStage(1) as local:
+    with ProcessStage(1) as stage, LocalStage(1) as local:
         assert stage.start(["onnxruntime"]) == {}
         local.start(["eager"])
         for mlp in mlps:

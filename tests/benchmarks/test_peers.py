@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import peer_summary as ps
 import peers
 import pytest
 import torch
-from peer_bench import Bench, Parked
+from peer_bench import Bench
 from peer_tables import figure_table, speed_tables
 from rich.console import Console
 
@@ -24,7 +23,8 @@ from torchweld import ops
 from torchweld.bench.block_truth import BlockTruth
 from torchweld.bench.cases import MlpShape
 from torchweld.bench.eager_block import EagerBlock
-from torchweld.bench.worker_processes import Stage, WorkerError
+from torchweld.bench.parked_check import ParkedCheck
+from torchweld.bench.stages import ProcessStage
 from torchweld.core.not_measured import NotMeasured
 from torchweld.timing import Comparison
 
@@ -267,7 +267,7 @@ def test_cells_come_back_from_json() -> None:
 
 def test_the_parked_check_tells_equal_from_not_equal() -> None:
     def words(comparison: Comparison) -> str:
-        parked = Parked(alone_us=100.0, beside={"peer": comparison}, cpu_ms={})
+        parked = ParkedCheck(alone_us=100.0, beside={"peer": comparison}, cpu_ms={})
         return next(iter(parked.sentences()))
 
     assert words(compared(1.0)).endswith("equal")
@@ -316,38 +316,9 @@ def test_the_truth_is_that_of_eager_in_fp64() -> None:
 
 
 @needs_signals
-def test_only_one_worker_runs_at_a_time() -> None:
-    with Stage(1) as stage:
-        assert stage.start(["eager", "mkldnn"]) == {}
-        stage.ask("eager", "load", NARROW, "float32")
-        stage.ask("mkldnn", "load", NARROW, "float32")
-        if sys.platform == "linux":
-            pids = {name: worker.pid for name, worker in stage.workers.items()}
-            state = {n: Path(f"/proc/{pid}/stat").read_text().split()[2] for n, pid in pids.items()}
-            assert state["eager"] == "T"
-            assert state["mkldnn"] != "T"
-        with pytest.raises(WorkerError, match="batch_size"):
-            stage.ask("mkldnn", "prepare", "no number")
-        (output,) = stage.ask("mkldnn", "prepare", 2)
-        assert output.shape == (2, 64)
-        if sys.platform == "linux":
-            assert stage.cpu_after_visit_s("mkldnn", 0.02, parked=True) == 0.0
-
-
-@needs_signals
-def test_a_worker_that_dies_is_reported() -> None:
-    with Stage(1) as stage:
-        stage.start(["eager"])
-        stage.ask("eager", "details")
-        os.kill(stage.workers["eager"].pid, 9)
-        with pytest.raises(WorkerError, match=r"eager ended with -9"):
-            stage.ask("eager", "details")
-
-
-@needs_signals
 def test_a_wrong_runtime_is_not_timed() -> None:
     spot = pg.Spot(block=NARROW, rows=2, dtype="float32", cold=False)
-    with Stage(1) as stage:
+    with ProcessStage(1) as stage:
         stage.start(pg.FIXED)
         bench = Bench(stage, 0.1, [spot])
         bench._prepare("torchweld", spot.block, spot.dtype, spot.rows)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from torchweld.bench.bench_results import Bench, Cell, Cost, Latency, OutputCheck, Result, told
+from torchweld.bench.block_runtimes import RUNTIMES
 from torchweld.bench.block_truth import JUDGED_ROWS, BlockTruth
 from torchweld.bench.cases import Case, MlpShape
 from torchweld.bench.participants import why_not
 from torchweld.bench.stage_timing import MOST_CELL_S, CallersSide, paired, single_calls
-from torchweld.bench.stages import AnyStage, open_stage
-from torchweld.bench.worker_processes import BLOCK_RUNTIMES, WorkerError
+from torchweld.bench.stages import Runtimes, Stage, open_stage
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.timing import Comparison
@@ -35,9 +36,9 @@ COMPOSED = "composed"
 
 
 def measure(
-    bench: Bench, cases: Sequence[Case], latency: bool = False, runtimes: str = BLOCK_RUNTIMES
+    bench: Bench, cases: Sequence[Case], latency: bool = False, runtimes: Runtimes = RUNTIMES
 ) -> Iterator[Cell]:
-    """The cells of `bench`, each as soon as it is done; `runtimes` is the module that has them."""
+    """The cells of `bench`, each as soon as it is done; `runtimes` has its sides by name."""
     with open_stage(bench.names, bench.threads, runtimes) as stage:
         missing = stage.start(bench.names)
         blocks = BlockBench(stage, bench, missing)
@@ -48,7 +49,7 @@ def measure(
 class BlockBench:
     """The sides of a bench on their stage, what they have loaded kept for as long as it serves."""
 
-    def __init__(self, stage: AnyStage, bench: Bench, missing: dict[str, str]) -> None:
+    def __init__(self, stage: Stage, bench: Bench, missing: dict[str, str]) -> None:
         self._stage, self._bench, self._missing = stage, bench, missing
         self._loaded: dict[str, tuple[MlpShape, str]] = {}
 
@@ -132,7 +133,7 @@ def error_ratio(error: float, eager_error: float) -> float | NotMeasured:
     return told(error / eager_error, NOT_FINITE) if eager_error else NotMeasured(EXACT)
 
 
-def with_costs(stage: AnyStage, result: Result) -> Result:
+def with_costs(stage: Stage, result: Result) -> Result:
     """With what it says of itself: the kernel that ran, copies, ops, host and processor time."""
     try:
         details = stage.ask(result.name, "details")
@@ -189,7 +190,7 @@ def kernel_text(details: dict[str, Any]) -> str:
 
 
 def timed(
-    stage: AnyStage, bench: Bench, results: dict[str, Result], latency: bool
+    stage: Stage, bench: Bench, results: dict[str, Result], latency: bool
 ) -> dict[str, Result]:
     """With the times of all that were not refused, and what else a call of them costs."""
     found = dict(results)
@@ -203,7 +204,7 @@ def timed(
 
 
 def _times(
-    stage: AnyStage, bench: Bench, results: dict[str, Result], latency: bool
+    stage: Stage, bench: Bench, results: dict[str, Result], latency: bool
 ) -> dict[str, Result]:
     """Of several, eager first: compared, and as asked for besides."""
     found, names = dict(results), list(results)
@@ -227,7 +228,7 @@ def _times(
     return found
 
 
-def _together(stage: AnyStage, bench: Bench, names: Sequence[str]) -> dict[str, Comparison]:
+def _together(stage: Stage, bench: Bench, names: Sequence[str]) -> dict[str, Comparison]:
     """Several callers at once, compared like single ones."""
     try:
         return paired(
@@ -242,7 +243,7 @@ def _together(stage: AnyStage, bench: Bench, names: Sequence[str]) -> dict[str, 
             stage.ask(name, "dismiss")
 
 
-def _compared(stage: AnyStage, bench: Bench, names: Sequence[str]) -> dict[str, Comparison]:
+def _compared(stage: Stage, bench: Bench, names: Sequence[str]) -> dict[str, Comparison]:
     sides = [stage.side(name, bench.cold) for name in names]
     found: dict[str, Comparison] = {}
     for attempt in range(ATTEMPTS):

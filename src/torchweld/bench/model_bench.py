@@ -12,10 +12,11 @@ from torch import Tensor
 
 from torchweld.bench.bench_results import Bench, Cell, OutputCheck, Result, told
 from torchweld.bench.block_bench import EXACT, NOT_FINITE, timed
+from torchweld.bench.model_runtimes import RUNTIMES
 from torchweld.bench.model_sources import Source
 from torchweld.bench.participants import FLOAT32_ONLY, OWN_MODEL
-from torchweld.bench.stages import AnyStage, open_stage
-from torchweld.bench.worker_processes import MODEL_RUNTIMES, WorkerError
+from torchweld.bench.stages import Stage, open_stage
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.numerics.model_check import ModelTruth, TensorCheck, compare_results
@@ -36,7 +37,7 @@ def measure_model(
     bench: Bench, source: Source, latency: bool = False
 ) -> Iterator[LoadedModel | Cell]:
     """First what was loaded, then the cells, each as soon as it is done."""
-    with open_stage(bench.names, bench.threads, MODEL_RUNTIMES) as stage:
+    with open_stage(bench.names, bench.threads, RUNTIMES) as stage:
         missing = stage.start(bench.names)
         if "eager" in missing:
             raise TorchweldError(missing["eager"])
@@ -59,7 +60,7 @@ def measure_model(
             yield _cell(stage, bench, missing, number, name, latency)
 
 
-def _load(stage: AnyStage, name: str, source: Source, weights: str) -> None:
+def _load(stage: Stage, name: str, source: Source, weights: str) -> None:
     """Loads a side, which has to have the weights that eager has."""
     stage.ask(name, "load", source)
     if stage.ask(name, "about")["weights"] != weights:
@@ -70,7 +71,7 @@ def _load(stage: AnyStage, name: str, source: Source, weights: str) -> None:
 
 
 def _cell(
-    stage: AnyStage,
+    stage: Stage,
     bench: Bench,
     missing: Mapping[str, str],
     number: int,

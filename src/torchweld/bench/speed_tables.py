@@ -20,8 +20,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, Way
 
-# The module that has the sides, by the names of our backends and the way that each is.
-RUNTIMES = "torchweld.bench.table_runtimes"
+# Our backends by name, and the way that each is.
 WAYS: dict[str, Way] = {"cpu": "packed", "cpu:natural": "natural"}
 
 ROWS = (1, 4, 16, 64, 256, 1024)

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from torchweld.bench.stages import AnyStage
+from torchweld.bench.stages import Stage
 from torchweld.timing import Comparison, Side, compare
 
 MIN_ROUNDS = 20
@@ -66,7 +66,7 @@ def paired(
 class CallersSide:
     """Several callers of what is prepared there; a call's time is that between two that finish."""
 
-    def __init__(self, stage: AnyStage, name: str, callers: int) -> None:
+    def __init__(self, stage: Stage, name: str, callers: int) -> None:
         self._stage, self._name, self._callers = stage, name, callers
 
     def time(self, calls: int) -> float:
@@ -74,7 +74,7 @@ class CallersSide:
 
 
 def single_calls(
-    stage: AnyStage, names: Sequence[str], *, seconds: float, seed: int
+    stage: Stage, names: Sequence[str], *, seconds: float, seed: int
 ) -> dict[str, list[float]]:
     """µs of single calls of each, in turns whose order is random; `seconds` for each of them."""
     order = random.Random(seed)

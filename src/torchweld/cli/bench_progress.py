@@ -13,9 +13,10 @@ from rich.text import Text
 
 from torchweld.bench import Bench, Case, Cell, Summary, measure, measure_model
 from torchweld.bench.bench_rows import kept
+from torchweld.bench.block_runtimes import RUNTIMES
 from torchweld.bench.estimates import Pace, expected_s, startup_s
 from torchweld.bench.model_sources import Source
-from torchweld.bench.worker_processes import BLOCK_RUNTIMES
+from torchweld.bench.stages import Runtimes
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
 from torchweld.history import History, RunWriter
@@ -99,7 +100,7 @@ def run_cases(
     latency: bool,
     console: Console | None,
     keeper: Keeper,
-    runtimes: str = BLOCK_RUNTIMES,
+    runtimes: Runtimes = RUNTIMES,
 ) -> Bench:
     """All cases, or those that were done when Ctrl-C came."""
     shares_s = [expected_s(bench, case, latency) for case in cases]

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from torchweld.bench import Bench, Case, Result
-from torchweld.bench.speed_tables import ENVIRONMENT, RUNTIMES, held_problem, table_of
+from torchweld.bench.speed_tables import ENVIRONMENT, held_problem, table_of
+from torchweld.bench.table_runtimes import RUNTIMES
 from torchweld.cli.bench_progress import Keeper, run_cases
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole

@@ -1,36 +1,24 @@
 """A comparison in a process of its own: what differs from process to process is in it then.
 
-Where memory lies, and whether it is in huge pages, is settled once for a process and can change a
+Where memory lies, and whether it is in huge pages, is settled once per process and can change a
 speed-up by some percent. So the comparisons of a baseline are made in several processes, and what
 looks slower in one has to look so in another.
-
-`compare_afresh` starts `python -m torchweld.gates.fresh_process REQUEST ANSWER`, both files.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.files import read_json
-from torchweld.core.records import from_plain, to_plain
 from torchweld.gates.gate_timing import measure_welded
 from torchweld.gates.kept_plan import both_faces, fit_of
 from torchweld.gates.subject import Clock, Subject
 from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
 from torchweld.timing import Comparison
-
-LOG_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +30,7 @@ class Request:
     training: bool
     plan: Plan
     workload: int
-    seconds: float
-    tolerance: float
+    clock: Clock
     threads: int
 
 
@@ -56,8 +43,7 @@ def compare_afresh(subject: Subject, plan: Plan, workload: int, clock: Clock) ->
             training=subject.training,
             plan=plan,
             workload=workload,
-            seconds=clock.seconds,
-            tolerance=clock.tolerance,
+            clock=clock,
             threads=torch.get_num_threads(),
         )
     )
@@ -65,26 +51,22 @@ def compare_afresh(subject: Subject, plan: Plan, workload: int, clock: Clock) ->
 
 def ask(request: Request) -> Comparison:
     """What `answer` gives in a new process."""
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
-        asked.write_text(json.dumps(to_plain(request), allow_nan=False))
-        done = subprocess.run(
-            [sys.executable, "-m", "torchweld.gates.fresh_process", str(asked), str(answered)],
-            # What lies in the current folder is not to be imported in place of a library.
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        if done.returncode == 0 and answered.exists():
-            return Comparison.from_dict(read_json(answered, "comparison"))
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()][-LOG_LINES:]
-    raise NotMeasuredError(
-        f"{request.target} could not be timed in a process of its own, which ended with "
-        f"{done.returncode}: {' | '.join(lines)}"
-    )
+    try:
+        with WorkerProcess(request.target, Comparing) as worker:
+            found: Comparison = worker.ask("compare", request)
+    except WorkerError as error:
+        raise NotMeasuredError(
+            f"{request.target} could not be timed in a process of its own: {error}"
+        ) from error
+    return found
+
+
+class Comparing:
+    """What the new process holds."""
+
+    def compare(self, request: Request) -> Comparison:
+        torch.set_num_threads(request.threads)
+        return answer(request)
 
 
 def answer(request: Request) -> Comparison:
@@ -104,17 +86,6 @@ def answer(request: Request) -> Comparison:
             welded,
             subject.workloads[request.workload],
             training=subject.training,
-            seconds=request.seconds,
-            tolerance=request.tolerance,
+            seconds=request.clock.seconds,
+            tolerance=request.clock.tolerance,
         )
-
-
-def main(arguments: Sequence[str]) -> None:
-    asked, answered = map(Path, arguments)
-    request = from_plain(Request, read_json(asked, "request"), "request")
-    torch.set_num_threads(request.threads)
-    answered.write_text(answer(request).to_json())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

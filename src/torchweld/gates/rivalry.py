@@ -7,8 +7,9 @@ the other is stopped meanwhile.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +17,23 @@ from typing import Any
 
 import torch
 
-from torchweld.bench.worker_processes import Stage, WorkerError
+from torchweld.bench.stages import ProcessStage
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.records import to_plain
 from torchweld.gates.advice import COUNTERS_ALONE
 from torchweld.gates.gate import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
-from torchweld.gates.subject import Clock
+from torchweld.gates.kept_plan import fit_of
+from torchweld.gates.subject import Clock, Subject
 from torchweld.plans.plan import Plan
+from torchweld.plans.whole_model import runner
 from torchweld.timing import Comparison
+from torchweld.welds.swapping.original_code import untold
+from torchweld.welds.swapping.swap import weld
 
 THIS, OTHER = "this", "other"
-RUNTIMES = "torchweld.gates.contending"
+# What a call gives to its worker, which has no use for the model's own output.
+NOTHING = torch.zeros(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +61,13 @@ def rivalry(
             f"the target {here.target!r} is the same file in every folder; give its path from the "
             f"folder, as in model.py:make in {here.folder} and in {other.folder}"
         )
-    with Stage(torch.get_num_threads(), runtimes=RUNTIMES) as stage:
+    with ProcessStage(torch.get_num_threads(), dict.fromkeys((THIS, OTHER), Contending)) as stage:
         for reason in stage.start([THIS, OTHER]).values():
             raise NotMeasuredError(
                 f"a process to time in did not start: {reason}; what would help: {COUNTERS_ALONE}"
             )
-        text = json.dumps(to_plain(plan), allow_nan=False)
         for name, one in ((THIS, here), (OTHER, other)):
-            _ask(stage, one, name, "load", str(one.folder), one.target, inputs, training, text)
+            _ask(stage, one, name, "load", one, inputs, training, plan)
 
         def measure(number: int) -> Measure:
             for name, one in ((THIS, here), (OTHER, other)):
@@ -72,12 +77,12 @@ def rivalry(
         yield Rival(name=_shown(here, other), measure=measure)
 
 
-def _compared(stage: Stage, clock: Clock) -> Comparison:
+def _compared(stage: ProcessStage, clock: Clock) -> Comparison:
     other, this = stage.side(OTHER), stage.side(THIS)
     return compare_sides(other, this, clock.seconds, clock.tolerance, names=(OTHER, THIS))
 
 
-def _ask(stage: Stage, one: Contender, name: str, command: str, *arguments: Any) -> None:
+def _ask(stage: ProcessStage, one: Contender, name: str, command: str, *arguments: Any) -> None:
     try:
         stage.ask(name, command, *arguments)
     except WorkerError as error:
@@ -86,3 +91,30 @@ def _ask(stage: Stage, one: Contender, name: str, command: str, *arguments: Any)
 
 def _shown(here: Contender, other: Contender) -> str:
     return other.target if here.folder == other.folder else f"{other.target} in {other.folder}"
+
+
+class Contending:
+    """What runs in each process: a contender's target, welded as `torchweld gate` welds it."""
+
+    def load(self, own: Contender, inputs: Sequence[str], training: bool, plan: Plan) -> None:
+        os.chdir(own.folder)
+        sys.path.insert(0, str(own.folder))  # for good: a model may import when it is first called
+        self.subject = Subject.load(own.target, inputs, training)
+        found = fit_of(self.subject.model, plan)
+        with untold():
+            weld(self.subject.model, found.decisions)
+
+    def prepare(self, number: int) -> Callable[[], Any]:
+        """The call of one workload."""
+        subject = self.subject
+        run = runner(subject.model, subject.workloads[number], subject.training)
+
+        def call() -> Any:
+            with torch.set_grad_enabled(subject.training):
+                run()
+            return NOTHING
+
+        return call
+
+    def details(self) -> dict[str, Any]:
+        return {}

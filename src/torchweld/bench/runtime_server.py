@@ -1,25 +1,18 @@
-"""One runtime in a process of its own: commands come in through a pipe, seconds go out.
+"""A runtime that answers commands: what it gives, how long calls take, what they cost beside that.
 
-`main` is started by `processes.Worker` with the arguments NAME FD THREADS MODULE, the module having
-the runtimes by name. Between commands it blocks on the pipe. `Server` is what answers; a
-`LocalStage` has one for each side in this process.
+`RuntimeServer` has one method per command. It runs in a worker process (`serve_runtime` makes it
+there), or in this process on a `LocalStage`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import importlib
 import math
 import os
-import signal
 import statistics
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -27,8 +20,6 @@ import torch
 
 from torchweld.bench.callers import callers, dismiss
 from torchweld.bench.cases import Array
-from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import first_line
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.hardware import compiled_part, hardware
 from torchweld.numerics.model_check import floating
@@ -105,13 +96,11 @@ def _undisturbed(
     return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
 
 
-class Server:
+class RuntimeServer:
     """Answers the commands: each method is one."""
 
-    def __init__(self, name: str, threads: int, runtimes: str) -> None:
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        self.runtime = importlib.import_module(runtimes).RUNTIMES[name]()
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.runtime = make()
         # Where runtimes share a model, it is made this one's before the clock starts.
         self.show = getattr(self.runtime, "show", lambda: None)
         self.prepared = False
@@ -272,33 +261,8 @@ def _wide(values: Any) -> Array:
     return np.array(values, dtype=kind)
 
 
-def said(error: BaseException) -> str:
-    """An error in one line; ours need no kind before them."""
-    return " ".join(str(error).split()) if isinstance(error, TorchweldError) else first_line(error)
-
-
-def die_with_parent() -> None:
-    """A parked process cannot notice that its parent is gone; Linux ends it then."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def main() -> None:
-    name, handle, threads, runtimes = sys.argv[1:]
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = Connection(int(handle))
-    server: Server | None = None
-    with torch.no_grad():
-        while True:
-            try:
-                command, arguments = pipe.recv()
-            except EOFError:
-                return
-            try:
-                if server is None:
-                    server = Server(name, int(threads), runtimes)
-                pipe.send((True, getattr(server, command)(*arguments) if command else None))
-            except Exception as error:
-                traceback.print_exc()
-                pipe.send((False, said(error)))
+def serve_runtime(make: Callable[[], Any], threads: int) -> RuntimeServer:
+    """The server of a process that has nothing else to do."""
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(threads)
+    return RuntimeServer(make)
