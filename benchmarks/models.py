@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from torchweld.bench.model_bench import MOST_ERROR
-from torchweld.bench.model_runtimes import RUNTIMES
-from torchweld.bench.model_sources import Sized
+from torchweld.bench.model_sources import SizedSource
 from torchweld.bench.stage_timing import MIN_ROUNDS, paired
 from torchweld.bench.stages import ProcessStage
 from torchweld.bench.workers.worker_process import WorkerError
@@ -49,8 +48,10 @@ class Spot:
         return f"{self.model} {self.dtype} {self.batch} × {self.tokens}"
 
     @property
-    def source(self) -> Sized:
-        return Sized(target=self.target, dtype=self.dtype, batch=self.batch, tokens=self.tokens)
+    def source(self) -> SizedSource:
+        return SizedSource(
+            target=self.target, dtype=self.dtype, batch=self.batch, tokens=self.tokens
+        )
 
 
 LLAMA = {"model": "llama", "target": "hf:llama"}
@@ -202,7 +203,7 @@ def main() -> int:
         for spot in SPOTS:
             if spot.model not in args.models or (args.dtypes and spot.dtype not in args.dtypes):
                 continue
-            with ProcessStage(torch.get_num_threads(), RUNTIMES) as stage:
+            with ProcessStage(torch.get_num_threads()) as stage:
                 peers = [p for p in args.peers if spot.dtype == "float32" or "welded" in p]
                 missing = stage.start(["eager", "torchweld", *peers])
                 for name, why in missing.items():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchweld.bench.block_truth import BlockTruth
 from torchweld.bench.cases import SEED, MlpShape
+from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.stage_timing import MIN_ROUNDS, paired
 from torchweld.bench.stages import ProcessSide, ProcessStage
 from torchweld.bench.workers.worker_process import WorkerError
@@ -105,7 +106,7 @@ class Bench:
         self._outputs.pop(name, None)
         if self._loaded.get(name) != (block, dtype):
             self._loaded.pop(name, None)
-            self.stage.ask(name, "load", block, dtype)
+            self.stage.ask(name, "load", BlockSource(mlp=block, dtype=dtype))
             self._loaded[name] = (block, dtype)
         (output,) = self.stage.ask(name, "prepare", rows)
         self._outputs[name] = torch.from_numpy(output).to(getattr(torch, dtype))

@@ -36,6 +36,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torchweld.bench.cases import SEED
 from torchweld.bench.parked_check import check_parking
 from torchweld.bench.participants import absent
+from torchweld.bench.runtimes.runtime_names import RUNTIMES
+from torchweld.bench.runtimes.torchweld_runtimes import FusedMlpRuntime
 from torchweld.bench.speed_tables import HOLD_TO_AVX2
 from torchweld.bench.stage_timing import MIN_ROUNDS
 from torchweld.bench.stages import ProcessStage
@@ -138,7 +140,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     begun_s = time.perf_counter()
     if options.isa == "avx2":
         os.environ.update(HOLD_TO_AVX2)  # of the workers, which start now
-    with ProcessStage(threads) as stage:
+    with ProcessStage(threads, {**RUNTIMES, "torchweld": FusedMlpRuntime}) as stage:
         bench = Bench(stage, options.seconds, spots)
         try:
             prepare(bench, [name for name in peers if name not in data["absent"]], data, console)
@@ -156,7 +158,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 def prepare(bench: Bench, peers: Sequence[str], data: dict[str, Any], console: Console) -> None:
     """Starts the workers, measures the peak, and checks that the parked ones are out of the way."""
     console.print(f"starting {', '.join(peers)}", highlight=False)
-    parked = check_parking(peers, bench.stage.threads, bench.seconds, SEED)
+    named = ["cpu" if name == "torchweld" else name for name in peers]
+    parked = check_parking(named, bench.stage.threads, bench.seconds, SEED)
     refused = bench.stage.start(peers)
     data["absent"].update(refused)
     for name in pg.FIXED:

@@ -19,7 +19,6 @@ from torchweld.bench import (
     Bench,
     Case,
     MlpShape,
-    block_runtimes,
     callers,
     measure,
     participants,
@@ -29,12 +28,16 @@ from torchweld.bench import (
     summarise,
 )
 from torchweld.bench.block_bench import cost_of
-from torchweld.bench.block_runtimes import TorchRuntime
 from torchweld.bench.block_truth import BlockTruth
 from torchweld.bench.cases import SEED
-from torchweld.bench.eager_block import EagerBlock, tensors_of
+from torchweld.bench.eager_block import eager_block, tensors_of
 from torchweld.bench.grid import BLOCKS
+from torchweld.bench.runtimes.onnx_runtime import OnnxRuntime
+from torchweld.bench.runtimes.runtime import Runtime
+from torchweld.bench.runtimes.torch_runtimes import EagerRuntime, MkldnnRuntime
+from torchweld.bench.runtimes.torchweld_runtimes import FusedMlpRuntime
 from torchweld.core.errors import NotMeasuredError, TorchweldError, UnsupportedError
+from torchweld.core.inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine import hardware
 from torchweld.ops.backends import mkldnn_linears, reference_backend
@@ -79,7 +82,7 @@ def measured(cases: list[Case], backends: tuple[str, ...], against: tuple[str, .
     ],
 )
 def test_the_eager_block_computes_the_chain_of_its_forms(mlp: MlpShape) -> None:
-    block = EagerBlock(mlp, torch.float64, seed=1)
+    block = eager_block(mlp, torch.float64, seed=1)
     x = torch.randn(3, mlp.sizes[0], dtype=torch.float64)
     tensors = tensors_of(mlp, torch.float64, seed=1)
     torch.testing.assert_close(block(x), reference_backend.chain(x, tensors, mlp.forms))
@@ -163,7 +166,7 @@ def test_the_kernels_come_first_and_torch_beside_them_where_nobody_else_is() -> 
 def test_a_peer_that_is_not_installed_is_left_out_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(participants.NEEDED, "onnxruntime", ("no_such_runtime",))
+    monkeypatch.setattr(OnnxRuntime, "needs", ("no_such_runtime",))
     bench = plan([case()], ("torch",), ("mkldnn", "onnxruntime"))
     assert bench.against == ("mkldnn",)
     assert "no_such_runtime not installed: pip install" in bench.left_out["onnxruntime"]
@@ -273,7 +276,7 @@ def test_a_cuda_device_is_asked_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(block_runtimes.Eager, "cuda_us", lambda self: 12.5)
+    monkeypatch.setattr(EagerRuntime, "cuda_us", lambda self: 12.5)
     (cell,) = measured([case()], ("torch",)).cells
     assert cell.result("eager").cost.cuda_us == 12.5
     assert cell.result("torch").cost.cuda_us is None
@@ -292,15 +295,16 @@ def test_timing_gets_what_was_planned(fake: FakeCompare) -> None:
         assert options["budget_s"] >= 0.25
 
 
-def wrong(self: TorchRuntime, x: torch.Tensor) -> object:
+def wrong(self: Runtime, workload: Workload) -> object:
+    (x,) = workload.tensors()
     return lambda: torch.full((*x.shape[:-1], 4), 3.0)
 
 
 def test_a_wrong_result_is_reported_and_never_timed(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
-    monkeypatch.setattr(block_runtimes.Mkldnn, "bind", wrong)
-    monkeypatch.setattr(block_runtimes.Torchweld, "bind", wrong)
+    monkeypatch.setattr(MkldnnRuntime, "bind", wrong)
+    monkeypatch.setattr(FusedMlpRuntime, "bind", wrong)
     bench = measured([case()], ("cpu:natural", "reference"), ("mkldnn",))
     (cell,) = bench.cells
     bad, good = cell.result("cpu:natural"), cell.result("reference")
@@ -319,14 +323,14 @@ def test_a_wrong_result_is_reported_and_never_timed(
 def test_a_side_that_raises_is_left_out_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
-    def broken(self: TorchRuntime, x: torch.Tensor) -> object:
+    def broken(self: Runtime, workload: Workload) -> object:
         raise RuntimeError("no such kernel\nand more")
 
-    monkeypatch.setattr(block_runtimes.Mkldnn, "bind", broken)
+    monkeypatch.setattr(MkldnnRuntime, "bind", broken)
     (cell,) = measured([case()], ("torch",), ("mkldnn",)).cells
     assert cell.result("mkldnn").refused == "RuntimeError: no such kernel"
     assert cell.result("torch").comparison is not None
-    monkeypatch.setattr(block_runtimes.Eager, "bind", broken)
+    monkeypatch.setattr(EagerRuntime, "bind", broken)
     (cell,) = measured([case()], ("torch",)).cells
     assert cell.result("torch").refused == "eager did not run: RuntimeError: no such kernel"
 

@@ -13,12 +13,14 @@ import pytest
 import torch
 from tests.support.bench_samples import GATED, PLAIN, case
 
-from torchweld.bench import MlpShape, measure, participants, plan
+from torchweld.bench import MlpShape, measure, plan
 from torchweld.bench.bench_results import Latency
 from torchweld.bench.block_bench import BlockBench
 from torchweld.bench.callers import Callers, callers, dismiss
+from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.parked_check import cpu_s
 from torchweld.bench.runtime_server import arrays_of
+from torchweld.bench.runtimes.onnx_exports import OnnxReadingRuntime
 from torchweld.bench.stage_timing import single_calls
 from torchweld.bench.stages import LocalStage, ProcessStage, Stage, open_stage
 from torchweld.bench.workers.worker_process import WorkerError
@@ -50,7 +52,7 @@ def outputs(stage: Stage, names: list[str]) -> list[np.ndarray]:
     found = []
     assert stage.start(names) == {}
     for name in names:
-        stage.ask(name, "load", GATED, "float32", 5)
+        stage.ask(name, "load", BlockSource(mlp=GATED, seed=5))
         (output,) = stage.ask(name, "prepare", 2, 3)
         assert stage.side(name).time(2) > 0
         cpu_us = stage.ask(name, "cost")["cpu_us"]
@@ -75,8 +77,8 @@ def test_both_stages_do_the_same_work() -> None:
 def test_only_one_worker_runs_at_a_time() -> None:
     with ProcessStage(1) as stage:
         assert stage.start(["eager", "mkldnn"]) == {}
-        stage.ask("eager", "load", GATED, "float32")
-        stage.ask("mkldnn", "load", GATED, "float32")
+        stage.ask("eager", "load", BlockSource(mlp=GATED))
+        stage.ask("mkldnn", "load", BlockSource(mlp=GATED))
         if sys.platform == "linux":
             pids = {name: worker.pid for name, worker in stage.workers.items()}
             state = {n: Path(f"/proc/{pid}/stat").read_text().split()[2] for n, pid in pids.items()}
@@ -99,7 +101,7 @@ def test_a_local_side_runs_without_gradients_and_says_what_went_wrong() -> None:
         stage.start(["eager"])
         with pytest.raises(WorkerError, match="AttributeError"):
             stage.ask("eager", "prepare", 3)
-        stage.ask("eager", "load", PLAIN, "float32")
+        stage.ask("eager", "load", BlockSource(mlp=PLAIN))
         stage.ask("eager", "prepare", 3)
         assert torch.is_grad_enabled()
         assert not stage._servers["eager"].call().requires_grad or torch.is_grad_enabled()
@@ -122,7 +124,7 @@ def test_single_calls_take_turns_and_are_counted() -> None:
     with LocalStage(1) as stage:
         stage.start(["eager", "torch"])
         for name in stage.names:
-            stage.ask(name, "load", PLAIN, "float32")
+            stage.ask(name, "load", BlockSource(mlp=PLAIN))
             stage.ask(name, "prepare", 1)
         found = single_calls(stage, ["eager", "torch"], seconds=0.05, seed=0)
     assert set(found) == {"eager", "torch"}
@@ -203,8 +205,8 @@ def test_onnx_runtime_computes_every_activation_as_eager_does() -> None:
         assert stage.start(["onnxruntime"]) == {}
         local.start(["eager"])
         for mlp in mlps:
-            stage.ask("onnxruntime", "load", mlp, "float32", 0)
-            local.ask("eager", "load", mlp, "float32", 0)
+            stage.ask("onnxruntime", "load", BlockSource(mlp=mlp, seed=0))
+            local.ask("eager", "load", BlockSource(mlp=mlp, seed=0))
             (theirs,) = stage.ask("onnxruntime", "prepare", 3)
             (ours,) = local.ask("eager", "prepare", 3)
             np.testing.assert_allclose(theirs, ours, rtol=2e-5, atol=2e-6, err_msg=mlp.name)
@@ -233,8 +235,7 @@ def test_foreign_peers_are_left_out_of_what_is_not_float32(
 ) -> None:
     """They are not asked at all, so they need not be there."""
     half, peers = case(dtype="bfloat16"), ("onnxruntime", "openvino")
-    for name in peers:
-        monkeypatch.delitem(participants.NEEDED, name)
+    monkeypatch.setattr(OnnxReadingRuntime, "absent", lambda self, whole: "")
     bench = plan([half], ("torch",), peers, seconds=0.1)
     assert bench.against == peers
     with LocalStage(1) as stage:

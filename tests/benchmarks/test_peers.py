@@ -22,8 +22,10 @@ from rich.console import Console
 from torchweld import ops
 from torchweld.bench.block_truth import BlockTruth
 from torchweld.bench.cases import MlpShape
-from torchweld.bench.eager_block import EagerBlock
+from torchweld.bench.eager_block import eager_block
 from torchweld.bench.parked_check import ParkedCheck
+from torchweld.bench.runtimes.runtime_names import RUNTIMES
+from torchweld.bench.runtimes.torchweld_runtimes import FusedMlpRuntime
 from torchweld.bench.stages import ProcessStage
 from torchweld.core.not_measured import NotMeasured
 from torchweld.timing import Comparison
@@ -308,7 +310,7 @@ def test_the_truth_is_that_of_eager_in_fp64() -> None:
     for block in (RELU, GATED):
         x = torch.from_numpy(block.inputs(2)).double()
         with torch.no_grad():
-            expected = EagerBlock(block, torch.float64)(x)
+            expected = eager_block(block, torch.float64)(x)
         torch.testing.assert_close(BlockTruth.of(block, torch.float32, 2).outputs, expected)
 
 
@@ -318,7 +320,7 @@ def test_the_truth_is_that_of_eager_in_fp64() -> None:
 @needs_signals
 def test_a_wrong_runtime_is_not_timed() -> None:
     spot = pg.Spot(block=NARROW, rows=2, dtype="float32", cold=False)
-    with ProcessStage(1) as stage:
+    with ProcessStage(1, {**RUNTIMES, "torchweld": FusedMlpRuntime}) as stage:
         stage.start(pg.FIXED)
         bench = Bench(stage, 0.1, [spot])
         bench._prepare("torchweld", spot.block, spot.dtype, spot.rows)
@@ -340,7 +342,7 @@ def test_a_small_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     data: dict[str, Any] = json.loads(file.read_text())
     assert data["complete"]
     assert data["peak_gflops"] > 1.0
-    assert set(data["parked_raw"]["beside"]) == {"torchweld"}
+    assert set(data["parked_raw"]["beside"]) == {"cpu"}
     hot, cold = (ps.Cell.from_dict(entry) for entry in data["cells"])
     assert (hot.spot.cold, cold.spot.cold) == (False, True)
     for found in (hot, cold):

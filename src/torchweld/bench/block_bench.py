@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from torchweld.bench.bench_results import Bench, Cell, Cost, Latency, OutputCheck, Result, told
-from torchweld.bench.block_runtimes import RUNTIMES
 from torchweld.bench.block_truth import JUDGED_ROWS, BlockTruth
-from torchweld.bench.cases import Case, MlpShape
-from torchweld.bench.participants import why_not
+from torchweld.bench.cases import Case
+from torchweld.bench.eager_block import BlockSource
+from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
 from torchweld.bench.stage_timing import MOST_CELL_S, CallersSide, paired, single_calls
-from torchweld.bench.stages import Runtimes, Stage, open_stage
+from torchweld.bench.stages import Stage, open_stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
@@ -51,13 +51,13 @@ class BlockBench:
 
     def __init__(self, stage: Stage, bench: Bench, missing: dict[str, str]) -> None:
         self._stage, self._bench, self._missing = stage, bench, missing
-        self._loaded: dict[str, tuple[MlpShape, str]] = {}
+        self._loaded: dict[str, BlockSource] = {}
 
     def cell(self, case: Case, latency: bool) -> Cell:
         outputs: dict[str, Tensor] = {}
         results = {name: Result(name=name) for name in self._bench.names}
         for name in self._bench.names:
-            reason = self._missing.get(name) or why_not(name, case)
+            reason = self._missing.get(name) or RUNTIMES[name]().why_not(case.dtype)
             try:
                 if not reason:
                     outputs[name] = self._output(name, case)
@@ -85,10 +85,11 @@ class BlockBench:
 
     def _output(self, name: str, case: Case) -> Tensor:
         """What a side gives for a case, which it is then ready to be timed on; [rows, N]."""
-        if self._loaded.get(name) != (case.mlp, case.dtype):
+        source = BlockSource(mlp=case.mlp, dtype=case.dtype, seed=self._bench.seed)
+        if self._loaded.get(name) != source:
             self._loaded.pop(name, None)
-            self._stage.ask(name, "load", case.mlp, case.dtype, self._bench.seed)
-            self._loaded[name] = (case.mlp, case.dtype)
+            self._stage.ask(name, "load", source)
+            self._loaded[name] = source
         (output,) = self._stage.ask(name, "prepare", *case.lead)
         if output.size != case.rows * case.mlp.sizes[-1]:
             raise WorkerError(f"wrong: an output of shape {list(output.shape)}")

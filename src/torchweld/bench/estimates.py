@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.block_truth import JUDGED_ROWS
 from torchweld.bench.cases import Case
+from torchweld.bench.runtimes.runtime_names import is_apart
 from torchweld.bench.stage_timing import MIN_ROUNDS, MOST_CELL_S, WINDOW_S
-from torchweld.bench.stages import is_foreign
 
 # Shares of the fp32 peak: of eager's products, of those in 16 bits, of the reference in fp64 with
 # its scales.
@@ -41,7 +41,7 @@ def expected_s(bench: Bench, case: Case, latency: bool) -> float:
 
 def startup_s(bench: Bench) -> float:
     """About what passes before the first cell begins."""
-    return PROCESS_S * len(bench.names) if any(map(is_foreign, bench.names)) else 0.0
+    return PROCESS_S * len(bench.names) if any(map(is_apart, bench.names)) else 0.0
 
 
 class Pace:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from torchweld.bench.bench_results import Bench, Cell, OutputCheck, Result, told
 from torchweld.bench.block_bench import EXACT, NOT_FINITE, timed
-from torchweld.bench.model_runtimes import RUNTIMES
-from torchweld.bench.model_sources import Source
-from torchweld.bench.participants import FLOAT32_ONLY, OWN_MODEL
+from torchweld.bench.model_sources import ModelSource
+from torchweld.bench.runtimes.runtime_names import OWN_MODEL, RUNTIMES
 from torchweld.bench.stages import Stage, open_stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
@@ -34,10 +33,10 @@ class LoadedModel:
 
 
 def measure_model(
-    bench: Bench, source: Source, latency: bool = False
+    bench: Bench, source: ModelSource, latency: bool = False
 ) -> Iterator[LoadedModel | Cell]:
     """First what was loaded, then the cells, each as soon as it is done."""
-    with open_stage(bench.names, bench.threads, RUNTIMES) as stage:
+    with open_stage(bench.names, bench.threads) as stage:
         missing = stage.start(bench.names)
         if "eager" in missing:
             raise TorchweldError(missing["eager"])
@@ -60,7 +59,7 @@ def measure_model(
             yield _cell(stage, bench, missing, number, name, latency)
 
 
-def _load(stage: Stage, name: str, source: Source, weights: str) -> None:
+def _load(stage: Stage, name: str, source: ModelSource, weights: str) -> None:
     """Loads a side, which has to have the weights that eager has."""
     stage.ask(name, "load", source)
     if stage.ask(name, "about")["weights"] != weights:
@@ -83,9 +82,7 @@ def _cell(
     outputs["eager"] = stage.ask("eager", "prepare", number)
     work = stage.ask("eager", "work")
     for name in bench.names[1:]:
-        reason = missing.get(name, "")
-        if name in FLOAT32_ONLY and work["dtype"] != "float32":
-            reason = reason or "it is measured in float32 only"
+        reason = missing.get(name) or RUNTIMES[name]().why_not(work["dtype"])
         try:
             if not reason:
                 outputs[name] = stage.ask(name, "prepare", number)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchweld.bench.cases import Case
+from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.grid import BLOCKS
 from torchweld.bench.stage_timing import MIN_ROUNDS, paired
 from torchweld.bench.stages import ProcessSide, ProcessStage
@@ -100,7 +101,7 @@ def check_parking(names: Sequence[str], threads: int, seconds: float, seed: int)
 
 def _prepare(stage: ProcessStage, name: str, seed: int) -> bool:
     try:
-        stage.ask(name, "load", CASE.mlp, CASE.dtype, seed)
+        stage.ask(name, "load", BlockSource(mlp=CASE.mlp, seed=seed))
         stage.ask(name, "prepare", *CASE.lead)
     except WorkerError:
         if name == "eager":

@@ -5,32 +5,28 @@ Everything that can be refused is refused here, before anything is measured.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from torchweld.bench.bench_results import Bench
-from torchweld.bench.cases import Case, MlpShape
+from torchweld.bench.cases import Case
+from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.grid import parse_dtype
+from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN_MODEL, RUNTIMES
+from torchweld.bench.runtimes.torch_runtimes import form_of
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.names import known
 from torchweld.machine import hardware
-from torchweld.ops.backends import BACKENDS, Form, mkldnn_linears, select
+from torchweld.ops.backends import select
 
 _CPU = torch.device("cpu")
 
-PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
-MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
-OWN_MODEL = "torchweld"
-FLOAT32_ONLY = ("onnxruntime", "openvino")
-NEEDED = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx")}
 # What numpy takes, of those that draw numbers here.
 LEAST_BAD_SEED = 2**32
 # Each is a thread with a team of its own.
 MOST_CALLERS = 1000
-MODEL_NEEDED = {name: (*modules, "onnxscript") for name, modules in NEEDED.items()}
 
 
 def split_name(text: str) -> tuple[str, str | None]:
@@ -39,27 +35,10 @@ def split_name(text: str) -> tuple[str, str | None]:
     return name, mode or None
 
 
-def absent(peers: Sequence[str], needed: Mapping[str, Sequence[str]] = NEEDED) -> dict[str, str]:
-    """Who cannot take part because something is not installed, and how to get it."""
-    result = {}
-    for name in peers:
-        missing = [m for m in needed.get(name, ()) if importlib.util.find_spec(m) is None]
-        if missing:
-            package = " and ".join(missing)
-            result[name] = f'{package} not installed: pip install "torchweld[bench]", or {package}'
-        elif name.startswith("compile"):
-            compiler = next(b for b in BACKENDS if b.name == "compile").unavailable()
-            result.update({name: "; ".join(compiler)} if compiler else {})
-    return result
-
-
-def why_not(name: str, case: Case) -> str:
-    """Why a peer that is there does not take part in a case; empty if it does."""
-    if name in FLOAT32_ONLY and case.dtype != "float32":
-        return "it is measured in float32 only"
-    if name == "mkldnn":
-        return "; ".join(mkldnn_linears.reasons(getattr(torch, case.dtype), _CPU))
-    return ""
+def absent(peers: Sequence[str], whole_model: bool = False) -> dict[str, str]:
+    """Who cannot take part on this machine, and how to change that."""
+    found = {name: RUNTIMES[name]().absent(whole_model) for name in peers}
+    return {name: why for name, why in found.items() if why}
 
 
 def machine_peaks(
@@ -95,11 +74,6 @@ def _reads_hold(kept: hardware.Peaks) -> bool:
     return peak is None or found < hardware.TOLERATED_EXCESS * peak
 
 
-def block_of(mlp: MlpShape) -> Form:
-    sizes = tuple(zip(mlp.sizes, mlp.sizes[1:], strict=False))
-    return Form(kind="chain", forms=mlp.forms, sizes=sizes)
-
-
 def plan(
     cases: Sequence[Case],
     backends: Sequence[str] = (),
@@ -119,11 +93,11 @@ def plan(
         raise TorchweldError("the grid is empty; give blocks, rows and dtypes, or none at all")
     if len(set(backends)) < len(backends):
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
-    peers = _peers(against, PEERS)
+    peers = _peers(against, BLOCK_PEERS)
     notes: dict[str, None] = {}
     names = dict.fromkeys("compile:inductor" if b == "compile" else b for b in backends)
     for case in cases:
-        block, dtype = block_of(case.mlp), getattr(torch, parse_dtype(case.dtype))
+        block, dtype = form_of(BlockSource(mlp=case.mlp)), getattr(torch, parse_dtype(case.dtype))
         if case.rows < 1:
             raise TorchweldError(f"rows is {case.rows_text}; expected whole numbers of at least 1")
         for text in backends:
@@ -157,7 +131,7 @@ def plan_model(
 ) -> Bench:
     """The same for a whole model; torchweld is what `tw.plan` and `tw.apply` make of it."""
     peers = _peers(against, MODEL_PEERS)
-    left_out = absent(peers, MODEL_NEEDED)
+    left_out = absent(peers, whole_model=True)
     return _bench(
         backends=(OWN_MODEL,),
         against=tuple(peer for peer in peers if peer not in left_out),

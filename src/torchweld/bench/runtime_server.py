@@ -20,6 +20,8 @@ import torch
 
 from torchweld.bench.callers import callers, dismiss
 from torchweld.bench.cases import Array
+from torchweld.bench.runtimes.runtime import Runtime
+from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.hardware import compiled_part, hardware
 from torchweld.numerics.model_check import floating
@@ -99,14 +101,17 @@ def _undisturbed(
 class RuntimeServer:
     """Answers the commands: each method is one."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Runtime]) -> None:
         self.runtime = make()
-        # Where runtimes share a model, it is made this one's before the clock starts.
-        self.show = getattr(self.runtime, "show", lambda: None)
+        self.runtime.start()
         self.prepared = False
 
-    def load(self, *what: Any) -> None:
-        self.runtime.load(*what)
+    def load(self, source: Any) -> None:
+        self.runtime.load(source)
+
+    def show(self) -> None:
+        """Runtimes that share a model make it theirs, before the clock starts."""
+        self.runtime.show()
 
     def prepare(self, *shape: Any) -> list[Array]:
         """Gets ready for a number of rows, or a shape; the floating outputs of a call, as float32.
@@ -171,21 +176,22 @@ class RuntimeServer:
         """
         self.show()
         found: dict[str, Any] = self._processor()
-        if getattr(self.runtime, "countable", False):
+        if self.runtime.countable:
             counts = count(self.call)
             found |= {"ops": len(counts.ops), "buffers": counts.buffers}
-            if torch.cuda.is_available() and hasattr(self.runtime, "cuda_us"):
+            if torch.cuda.is_available():
                 found["cuda_us"] = self.runtime.cuda_us()
             found |= self._host()
         return found
 
     def _host(self) -> dict[str, float | NotMeasured]:
-        if hasattr(self.runtime, "host"):  # a whole model
-            found = self.runtime.host()
+        call = self.runtime.idle()
+        if call is None:  # a whole model
+            found = self.runtime.profiled_host()
             if isinstance(found, NotMeasured):
                 return {"host_us": found}
             return {"host_us": float(found[0]), "host_share": float(found[1])}
-        idle = CallableSide(self.runtime.idle())
+        idle = CallableSide(call)
         try:
             once_s = min(idle.time(1) for _ in range(3))
         except Exception:  # an op that does not take an empty x
@@ -225,19 +231,23 @@ class RuntimeServer:
         return dict(self.runtime.details())
 
     def about(self) -> dict[str, Any]:
-        return dict(self.runtime.about())
+        return self.runtime.about()
 
     def check(self) -> None:
         """Raises where what was loaded cannot be timed."""
-        self.show()
-        self.runtime.check()
+        self._eager().check()
 
     def work(self) -> dict[str, Any]:
-        return dict(self.runtime.work())
+        return self._eager().work()
 
     def truth(self) -> dict[str, Any]:
+        return self._eager().truth()
+
+    def _eager(self) -> EagerRuntime:
+        """The one who knows what a model computes."""
+        assert isinstance(self.runtime, EagerRuntime), self.runtime
         self.show()
-        return dict(self.runtime.truth())
+        return self.runtime
 
     def fma_gflops(self, seconds: float) -> float:
         """The rate of multiply-adds this machine reaches in fp32, with our instruction set."""
@@ -261,7 +271,7 @@ def _wide(values: Any) -> Array:
     return np.array(values, dtype=kind)
 
 
-def serve_runtime(make: Callable[[], Any], threads: int) -> RuntimeServer:
+def serve_runtime(make: Callable[[], Runtime], threads: int) -> RuntimeServer:
     """The server of a process that has nothing else to do."""
     torch.set_grad_enabled(False)
     torch.set_num_threads(threads)

@@ -7,22 +7,19 @@ eager and our own backends take part, they run in this process, and nothing has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 
-from torchweld.bench.block_runtimes import RUNTIMES as BLOCK_RUNTIMES
 from torchweld.bench.runtime_server import RuntimeServer, serve_runtime
+from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
 from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.bench.workers.worker_server import one_line
 from torchweld.core.interrupts import is_interrupt
 from torchweld.timing import Side
-
-FOREIGN = ("onnxruntime", "openvino", "compile")
-Runtimes = Mapping[str, Callable[[], Any]]
 
 
 class Stage(Protocol):
@@ -41,7 +38,7 @@ class Stage(Protocol):
 class ProcessStage:
     """A process for every side, of which at most one runs; the others are stopped."""
 
-    def __init__(self, threads: int, runtimes: Runtimes = BLOCK_RUNTIMES) -> None:
+    def __init__(self, threads: int, runtimes: Runtimes = RUNTIMES) -> None:
         self.threads = threads
         self._runtimes = runtimes
         self.workers: dict[str, WorkerProcess] = {}
@@ -113,7 +110,7 @@ class ProcessSide:
 class LocalStage:
     """All sides in this process, one `RuntimeServer` each."""
 
-    def __init__(self, threads: int, runtimes: Runtimes = BLOCK_RUNTIMES) -> None:
+    def __init__(self, threads: int, runtimes: Runtimes = RUNTIMES) -> None:
         self.threads, self._runtimes = threads, runtimes
         self._servers: dict[str, RuntimeServer] = {}
 
@@ -181,15 +178,10 @@ class LocalSide:
         return seconds
 
 
-def is_foreign(name: str) -> bool:
-    """Whether it gets a process of its own; `compile-…` and `compile:…` are compile's."""
-    return name.startswith(FOREIGN)
-
-
 def open_stage(
-    names: Sequence[str], threads: int, runtimes: Runtimes = BLOCK_RUNTIMES
+    names: Sequence[str], threads: int, runtimes: Runtimes = RUNTIMES
 ) -> AbstractContextManager[Stage]:
     """A stage on which all of `names` can run; not started yet."""
-    if any(map(is_foreign, names)):
+    if any(runtimes[name]().apart for name in names):
         return ProcessStage(threads, runtimes)
     return LocalStage(threads, runtimes)

@@ -16,8 +16,9 @@ from torchweld.bench.bench_rows import csv_text
 from torchweld.bench.cases import SHORT_DTYPES
 from torchweld.bench.grid import BLOCKS, USUAL_NAMES, cases_of, listed
 from torchweld.bench.model_sources import TargetSource
-from torchweld.bench.participants import MODEL_PEERS, PEERS, machine_peaks
+from torchweld.bench.participants import machine_peaks
 from torchweld.bench.presets import PRESETS, preset_cases
+from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model
 from torchweld.cli.data_only import data_only
@@ -183,7 +184,7 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
 @click.option(
     "--against",
     multiple=True,
-    help=f"Peers: {', '.join(PEERS)}; of a TARGET {', '.join(MODEL_PEERS)}.",
+    help=f"Peers: {', '.join(BLOCK_PEERS)}; of a TARGET {', '.join(MODEL_PEERS)}.",
 )
 @click.option(
     "--backend",

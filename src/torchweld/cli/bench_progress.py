@@ -13,10 +13,9 @@ from rich.text import Text
 
 from torchweld.bench import Bench, Case, Cell, Summary, measure, measure_model
 from torchweld.bench.bench_rows import kept
-from torchweld.bench.block_runtimes import RUNTIMES
 from torchweld.bench.estimates import Pace, expected_s, startup_s
-from torchweld.bench.model_sources import Source
-from torchweld.bench.stages import Runtimes
+from torchweld.bench.model_sources import ModelSource
+from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
 from torchweld.history import History, RunWriter
@@ -121,7 +120,7 @@ def run_cases(
 
 
 def run_model(
-    bench: Bench, source: Source, latency: bool, console: Console | None, keeper: Keeper
+    bench: Bench, source: ModelSource, latency: bool, console: Console | None, keeper: Keeper
 ) -> Bench:
     """All workloads of a model, or those that were done when Ctrl-C came."""
     with Screen(console).shown() as screen:

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from torchweld.bench import Bench, Case, Result
+from torchweld.bench.runtimes.runtime_names import TABLE_RUNTIMES
 from torchweld.bench.speed_tables import ENVIRONMENT, held_problem, table_of
-from torchweld.bench.table_runtimes import RUNTIMES
 from torchweld.cli.bench_progress import Keeper, run_cases
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
@@ -70,13 +70,13 @@ def run_table(
 
     What has a verdict keeps it: a second try would be a second chance.
     """
-    done = run_cases(bench, cases, False, console, keeper, RUNTIMES)
+    done = run_cases(bench, cases, False, console, keeper, TABLE_RUNTIMES)
     hidden = [i for i, cell in enumerate(done.cells) if any(map(_hidden, cell.results[1:]))]
     if done.interrupted or not hidden:
         return done
     patient = replace(bench, seconds=PATIENCE * bench.seconds)
     few = [cases[i] for i in hidden]
-    again = run_cases(patient, few, False, console, Keeper(None, None), RUNTIMES)
+    again = run_cases(patient, few, False, console, Keeper(None, None), TABLE_RUNTIMES)
     cells = list(done.cells)
     for i, second in zip(hidden, again.cells, strict=False):
         pairs = zip(cells[i].results, second.results, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torchweld.bench.runtimes.runtime import Call, Runtime
 from torchweld.bench.stages import ProcessStage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
@@ -61,13 +62,15 @@ def rivalry(
             f"the target {here.target!r} is the same file in every folder; give its path from the "
             f"folder, as in model.py:make in {here.folder} and in {other.folder}"
         )
-    with ProcessStage(torch.get_num_threads(), dict.fromkeys((THIS, OTHER), Contending)) as stage:
+    runtimes = dict.fromkeys((THIS, OTHER), ContenderRuntime)
+    with ProcessStage(torch.get_num_threads(), runtimes) as stage:
         for reason in stage.start([THIS, OTHER]).values():
             raise NotMeasuredError(
                 f"a process to time in did not start: {reason}; what would help: {COUNTERS_ALONE}"
             )
         for name, one in ((THIS, here), (OTHER, other)):
-            _ask(stage, one, name, "load", one, inputs, training, plan)
+            source = ContenderSource(own=one, inputs=tuple(inputs), training=training, plan=plan)
+            _ask(stage, one, name, "load", source)
 
         def measure(number: int) -> Measure:
             for name, one in ((THIS, here), (OTHER, other)):
@@ -93,21 +96,35 @@ def _shown(here: Contender, other: Contender) -> str:
     return other.target if here.folder == other.folder else f"{other.target} in {other.folder}"
 
 
-class Contending:
+@dataclass(frozen=True, kw_only=True)
+class ContenderSource:
+    """What a process is told to load."""
+
+    own: Contender
+    inputs: tuple[str, ...]
+    training: bool
+    plan: Plan
+
+
+class ContenderRuntime(Runtime):
     """What runs in each process: a contender's target, welded as `torchweld gate` welds it."""
 
-    def load(self, own: Contender, inputs: Sequence[str], training: bool, plan: Plan) -> None:
-        os.chdir(own.folder)
-        sys.path.insert(0, str(own.folder))  # for good: a model may import when it is first called
-        self.subject = Subject.load(own.target, inputs, training)
-        found = fit_of(self.subject.model, plan)
+    def load(self, source: Any) -> None:
+        folder = str(source.own.folder)
+        os.chdir(folder)
+        sys.path.insert(0, folder)  # for good: a model may import when it is first called
+        self.subject = Subject.load(source.own.target, source.inputs, source.training)
+        found = fit_of(self.subject.model, source.plan)
         with untold():
             weld(self.subject.model, found.decisions)
 
-    def prepare(self, number: int) -> Callable[[], Any]:
-        """The call of one workload."""
+    def show(self) -> None:
+        """Nobody else uses the model."""
+
+    def prepare(self, *where: int) -> Call:
+        """The call of one workload, by its number."""
         subject = self.subject
-        run = runner(subject.model, subject.workloads[number], subject.training)
+        run = runner(subject.model, subject.workloads[where[0]], subject.training)
 
         def call() -> Any:
             with torch.set_grad_enabled(subject.training):
@@ -115,6 +132,3 @@ class Contending:
             return NOTHING
 
         return call
-
-    def details(self) -> dict[str, Any]:
-        return {}

@@ -1,0 +1,59 @@
+"""The one table of runtimes by name; which of them blocks and whole models are measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torchweld.bench.runtimes.onnx_runtime import OnnxRuntime
+from torchweld.bench.runtimes.openvino_runtime import OpenVinoRuntime
+from torchweld.bench.runtimes.runtime import Runtime
+from torchweld.bench.runtimes.torch_runtimes import CompiledRuntime, EagerRuntime, MkldnnRuntime
+from torchweld.bench.runtimes.torchweld_runtimes import (
+    BackendRuntime,
+    CompiledWeldedRuntime,
+    FusedMlpRuntime,
+    PlannedRuntime,
+    WeldedBlockRuntime,
+)
+from torchweld.ops.backends import BACKENDS
+
+Runtimes = Mapping[str, Callable[[], Runtime]]
+
+BLOCK_PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
+MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
+OWN_MODEL = "torchweld"
+
+
+def _own(name: str, mode: str | None) -> Callable[[], Runtime]:
+    if name == "cpu":  # as users get it: through the module
+        return partial(FusedMlpRuntime, packing=mode != "natural")
+    return partial(BackendRuntime, name, mode)
+
+
+# Our backends have their names, with a mode after a colon if it is not the first: "torch:mkldnn".
+RUNTIMES: Runtimes = {
+    **{backend.name: _own(backend.name, None) for backend in BACKENDS},
+    **{f"{b.name}:{mode}": _own(b.name, mode) for b in BACKENDS for mode in b.modes},
+    "eager": EagerRuntime,
+    "mkldnn": MkldnnRuntime,
+    "compile": CompiledRuntime,  # our backend of this name is compile:inductor
+    # The weights are constants, and the fastest of several products is chosen.
+    "compile-max": partial(CompiledRuntime, freezing=True, max_autotune=True),
+    "compile-welded": CompiledWeldedRuntime,
+    "onnxruntime": OnnxRuntime,
+    "openvino": OpenVinoRuntime,
+    OWN_MODEL: PlannedRuntime,
+}
+
+# Tables of known speeds have the names of backends for blocks that are welded to them.
+TABLE_RUNTIMES: Runtimes = {
+    "eager": EagerRuntime,
+    "cpu": partial(WeldedBlockRuntime, packed=True),
+    "cpu:natural": partial(WeldedBlockRuntime, packed=False),
+}
+
+
+def is_apart(name: str) -> bool:
+    """Whether it needs a process of its own."""
+    return RUNTIMES[name]().apart
