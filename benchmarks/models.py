@@ -4,9 +4,9 @@
     python benchmarks/models.py --models gpt2 policy     some
     python benchmarks/models.py --peers --json m.json    eager and torchweld alone
 
-Random weights, the same in every process; every runtime in a process of its own, all but one parked
-(see docs/benchmarks.md); outputs verified against float64 before anything is timed; one paired
-comparison a spot. Exits 1 if a figure is missed, 2 if one is not measured.
+Random weights, the same in every process; each spot is measured as `torchweld bench TARGET` does:
+outputs verified against float64 before anything is timed, one paired comparison. Exits 1 if a
+figure is missed, 2 if one is not measured.
 """
 
 import argparse
@@ -17,18 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from torchweld.bench.model_bench import MOST_ERROR
+from torchweld.bench import measure_model, plan_model
+from torchweld.bench.model_bench import LoadedModel
 from torchweld.bench.model_sources import SizedSource
-from torchweld.bench.stage_timing import MIN_ROUNDS, paired
-from torchweld.bench.stages import ProcessStage
-from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.speeds import Speed
-from torchweld.numerics.model_check import ModelTruth, compare_results
 
 PEERS = ("compile", "compile-welded", "onnxruntime", "openvino")
-ATTEMPTS = 3
 CEILING_SHARE = 0.9
 
 
@@ -70,34 +64,35 @@ SPOTS = (
 
 
 @dataclass(kw_only=True)
-class Result:
+class Measured:
+    """What came of a spot; speeds are over eager's, errors over eager's own."""
+
     spot: Spot
-    speed: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # over eager's
+    speed: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     verdict: dict[str, str] = field(default_factory=dict)
-    error: dict[str, float] = field(default_factory=dict)  # over eager's own
+    error: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
         """Of its ceiling."""
-        ceiling = self.details.get("ceiling")
+        ceiling = self.plan.get("ceiling")
         known = isinstance(ceiling, float) and "torchweld" in self.speed
         return self.speed["torchweld"][0] / ceiling if known else 0
 
     def lines(self) -> list[str]:
-        goal = self.spot.goal
-        found = [f"{self.spot.name}: goal {goal:.2f} of eager"]
+        found = [f"{self.spot.name}: goal {self.spot.goal:.2f} of eager"]
         for name, (speed, low, high) in sorted(self.speed.items(), key=lambda kv: -kv[1][0]):
             error = f", error {self.error[name]:.2g}x of eager's" if name in self.error else ""
             found.append(
                 f"    {name:<12} {speed:5.2f} ({low:.2f}–{high:.2f}) {self.verdict[name]}{error}"
             )
-        if self.details:
+        if self.plan:
             gains = {
-                f"ceiling, of which {self.share:.0%} was reached": self.details["ceiling"],
-                "promised by the blocks": self.details["promised"],
-                "at most by diagnosis": self.details["predicted"],
+                f"ceiling, of which {self.share:.0%} was reached": self.plan["ceiling"],
+                "promised by the blocks": self.plan["promised"],
+                "at most by diagnosis": self.plan["predicted"],
             }
             told = ", ".join(
                 f"{gain:.2f} {what}"
@@ -105,61 +100,31 @@ class Result:
                 else f"not measured: {what.partition(',')[0]}"
                 for what, gain in gains.items()
             )
-            found.append(f"    {told}; {self.details['copied_bytes'] / 1e6:.0f} MB more")
+            found.append(f"    {told}; {self.plan['copied_bytes'] / 1e6:.0f} MB more")
         found += [f"    {name}: {why}" for name, why in self.refused.items()]
         return found
 
 
-def measure(stage: ProcessStage, spot: Spot, peers: Sequence[str], seconds: float) -> Result:
-    result = Result(spot=spot)
-    outputs: dict[str, torch.Tensor] = {}
-    for name in ("eager", "torchweld", *peers):
-        try:
-            stage.ask(name, "load", spot.source)
-            found = stage.ask(name, "prepare")
-            outputs[name] = torch.from_numpy(found[0])
-        except WorkerError as error:  # noqa: PERF203
-            result.refused[name] = str(error)[:300]
-    if "eager" not in outputs or "torchweld" not in outputs:
-        return result
-    exact = stage.ask("eager", "truth")["exact"]
-    result.details = stage.ask("torchweld", "details")
-    truth = ModelTruth(
-        exact=None if exact is None else {"output": torch.from_numpy(exact["output 0"])}
-    )
-    for name, output in outputs.items():
-        if name == "eager" or spot.dtype != "float32":
-            continue  # torchweld's own plan has judged 16-bit outputs in their own type
-        (one,) = compare_results({"output": output}, {"output": outputs["eager"]}, truth, depth=100)
-        ratio = one.error / one.reference_error if one.reference_error else 0.0
-        result.error[name] = ratio
-        if (not one.ok and name == "torchweld") or ratio > MOST_ERROR:
-            result.refused[name] = f"wrong: {one.reason or f'{ratio:.0f} times the error of eager'}"
-    timed = [name for name in outputs if name not in result.refused and name != "eager"]
-    if "torchweld" not in timed:
-        return result
-    sides = [stage.side(name) for name in ("eager", *timed)]
-    for attempt in range(ATTEMPTS):
-        comparisons = paired(
-            sides,
-            ("eager", *timed),
-            seconds=seconds,
-            threads=stage.threads,
-            seed=0,
-            patience=attempt + 1,
-        )
-        if all(one.rounds >= MIN_ROUNDS for one in comparisons.values()):
-            break
-    for name, one in comparisons.items():
-        result.verdict[name] = one.verdict
-        if isinstance(one.speed, Speed):
-            result.speed[name] = (one.speed.speedup, *one.speed.interval)
-        else:
-            result.refused[name] = f"not measured: {one.reason}"
-    return result
+def measure(spot: Spot, peers: Sequence[str], seconds: float) -> Measured:
+    bench = plan_model(spot.target, peers, seconds=seconds)
+    measured = Measured(spot=spot, refused=dict(bench.left_out))
+    for found in measure_model(bench, spot.source):
+        if isinstance(found, LoadedModel):
+            measured.plan = found.plan
+            continue
+        for result in found.results[1:]:
+            compared, name = result.comparison, result.name
+            if result.check is not None and isinstance(result.check.error_ratio, float):
+                measured.error[name] = result.check.error_ratio
+            if compared is not None and isinstance(compared.speed, Speed):
+                measured.speed[name] = (compared.speed.speedup, *compared.speed.interval)
+                measured.verdict[name] = compared.verdict
+            else:
+                measured.refused[name] = result.refused or f"not measured: {result.why_not}"
+    return measured
 
 
-def figures(results: Sequence[Result]) -> tuple[list[str], int]:
+def figures(results: Sequence[Measured]) -> tuple[list[str], int]:
     """Kept or missed, and the exit code."""
     lines, code = [], 0
     for one in results:
@@ -195,21 +160,16 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=names, default=names)
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each spot at least")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each other side of a spot")
     parser.add_argument("--json", type=Path, help="write everything there")
     args = parser.parse_args()
-    results: list[Result] = []
+    results: list[Measured] = []
     try:
         for spot in SPOTS:
             if spot.model not in args.models or (args.dtypes and spot.dtype not in args.dtypes):
                 continue
-            with ProcessStage(torch.get_num_threads()) as stage:
-                peers = [p for p in args.peers if spot.dtype == "float32" or "welded" in p]
-                missing = stage.start(["eager", "torchweld", *peers])
-                for name, why in missing.items():
-                    print(f"{name} takes no part: {why}", flush=True)
-                peers = [name for name in peers if name not in missing]
-                results.append(measure(stage, spot, peers, args.seconds))
+            peers = [p for p in args.peers if spot.dtype == "float32" or "welded" in p]
+            results.append(measure(spot, peers, args.seconds))
             print("\n".join(results[-1].lines()), flush=True)
             if args.json:
                 rows = [{**asdict(r), "share": r.share} for r in results]

@@ -96,6 +96,9 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_alone() -> None:
     assert np.array_equal(first, second)
     assert not np.array_equal(first, PLAIN.linears(seed=4)[0].weight)
     assert torch.equal(torch.rand(1), expected)
+    assert np.array_equal(PLAIN.inputs(5), PLAIN.inputs(64)[:5])
+    assert all(own.bias is None for own in GATED.linears())
+    assert 0.9 < np.abs(first).max() * np.sqrt(first.shape[1]) <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -118,6 +121,25 @@ def test_of_many_rows_some_are_judged_the_first_and_the_last_among_them() -> Non
         bad = good.clone()
         bad[row] += 1.0
         assert truth.judge(bad, good).ok != seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_wrong_element_is_found(dtype: torch.dtype) -> None:
+    truth = BlockTruth.of(BLOCKS["deep"], dtype, 8)
+    good = truth.outputs.to(dtype)
+    assert truth.judge(good, good).reason is None
+    bad = good.clone()
+    bad[3, 4] += 0.2
+    assert "row 3" in str(truth.judge(bad, good).reason)
+    assert truth.judge(torch.zeros_like(good), good).reason is not None
+
+
+@pytest.mark.parametrize("mlp", [BLOCKS["deep"], GATED])
+def test_the_truth_is_that_of_eager_in_fp64(mlp: MlpShape) -> None:
+    x = torch.from_numpy(mlp.inputs(2)).double()
+    with torch.no_grad():
+        expected = eager_block(mlp, torch.float64)(x)
+    torch.testing.assert_close(BlockTruth.of(mlp, torch.float32, 2).outputs, expected)
 
 
 # ---- what is refused ----

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torchweld.bench.bench_results import Bench, Cell, Result
 from torchweld.bench.cases import SHORT_DTYPES, MlpShape
+from torchweld.bench.relative_speeds import geometric_mean
 from torchweld.core.not_measured import NotMeasured
 
 Outcome = Literal["wins", "loses", "same", "unknown"]
@@ -58,7 +59,7 @@ def summarise(bench: Bench) -> Summary:
         for cell, result in first
     }
     checks = [result.check for _, result in first if result.check is not None]
-    dtypes = dict.fromkeys(SHORT_DTYPES.get(cell.dtype, cell.dtype) for cell, _ in speedups)
+    dtypes = dict.fromkeys(_short(cell.dtype) for cell, _ in speedups)
     worst = min(speedups, key=lambda pair: pair[1], default=None)
     unmeasured = [(cell, result) for cell, result in first if _unmeasured(result)]
     why = "no cell was measured"
@@ -71,10 +72,9 @@ def summarise(bench: Bench) -> Summary:
         failed=tuple(_failures(bench)),
         unmeasured=tuple(f"{cell.name}: {result.why_not}" for cell, result in unmeasured),
         refused=_refusals(bench),
-        mean=_mean([ratio for _, ratio in speedups]) if speedups else NotMeasured(why),
+        mean=geometric_mean(ratio for _, ratio in speedups) if speedups else NotMeasured(why),
         means={
-            d: _mean([r for cell, r in speedups if SHORT_DTYPES.get(cell.dtype, cell.dtype) == d])
-            for d in dtypes
+            d: geometric_mean(r for cell, r in speedups if _short(cell.dtype) == d) for d in dtypes
         },
         worst=NotMeasured(why) if worst is None else (worst[0].name, worst[1]),
         largest_error_ratio=_largest([check.error_ratio for check in checks]),
@@ -84,6 +84,10 @@ def summarise(bench: Bench) -> Summary:
         weight_bytes=sum(own for own, _ in memory.values()),
         copied_bytes=sum(copied for _, copied in memory.values()),
     )
+
+
+def _short(dtype: str) -> str:
+    return SHORT_DTYPES.get(dtype, dtype)
 
 
 def _failures(bench: Bench) -> Iterator[str]:
@@ -123,10 +127,6 @@ def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
     if bench.threads > 1 and any(one.discarded > one.rounds for one in compared):
         return f"{seconds}, or OMP_NUM_THREADS=1 before the command,"
     return seconds
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
 
 
 def _largest(values: Sequence[float | NotMeasured]) -> float | NotMeasured:

@@ -18,6 +18,7 @@ from torchweld.bench.bench_results import Bench, Cell, Cost, Latency, OutputChec
 from torchweld.bench.block_truth import JUDGED_ROWS, BlockTruth
 from torchweld.bench.cases import Case
 from torchweld.bench.eager_block import BlockSource
+from torchweld.bench.participants import why_not
 from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
 from torchweld.bench.stage_timing import MOST_CELL_S, CallersSide, paired, single_calls
 from torchweld.bench.stages import Stage, open_stage
@@ -57,7 +58,7 @@ class BlockBench:
         outputs: dict[str, Tensor] = {}
         results = {name: Result(name=name) for name in self._bench.names}
         for name in self._bench.names:
-            reason = self._missing.get(name) or RUNTIMES[name]().why_not(case.dtype)
+            reason = self._missing.get(name) or why_not(self._bench, name, case)
             try:
                 if not reason:
                     outputs[name] = self._output(name, case)

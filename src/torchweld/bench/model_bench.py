@@ -26,10 +26,14 @@ MOST_ERROR = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What is known once a model is there: what it is run on, and what a reader has to know."""
+    """What is known once a model is there: what it is run on, and what a reader has to know.
+
+    `plan` is what the welded model says of itself.
+    """
 
     workloads: tuple[str, ...]
     notes: tuple[str, ...]
+    plan: dict[str, Any]
 
 
 def measure_model(
@@ -54,8 +58,9 @@ def measure_model(
                 missing[name] = str(error)
         details = stage.ask(OWN_MODEL, "details")
         notes.append(f"plan: {details['sentence']}")
-        yield LoadedModel(workloads=tuple(about["workloads"]), notes=tuple(notes))
-        for number, name in enumerate(about["workloads"]):
+        workloads = tuple(about["workloads"])
+        yield LoadedModel(workloads=workloads, notes=tuple(notes), plan=details)
+        for number, name in enumerate(workloads):
             yield _cell(stage, bench, missing, number, name, latency)
 
 

@@ -14,6 +14,7 @@ from torchweld.bench.bench_results import Bench
 from torchweld.bench.cases import Case
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.grid import parse_dtype
+from torchweld.bench.presets import PRESETS
 from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN_MODEL, RUNTIMES
 from torchweld.bench.runtimes.torch_runtimes import form_of
 from torchweld.core.errors import NotMeasuredError, TorchweldError
@@ -39,6 +40,12 @@ def absent(peers: Sequence[str], whole_model: bool = False) -> dict[str, str]:
     """Who cannot take part on this machine, and how to change that."""
     found = {name: RUNTIMES[name]().absent(whole_model) for name in peers}
     return {name: why for name, why in found.items() if why}
+
+
+def why_not(bench: Bench, name: str, case: Case) -> str:
+    """Why a side of a bench does not take part in one of its cases; "" if it does."""
+    preset = PRESETS.get(bench.preset)
+    return (preset.why_not(name, case) if preset else "") or RUNTIMES[name]().why_not(case.dtype)
 
 
 def machine_peaks(
@@ -169,6 +176,9 @@ def _bench(
     if callers > MOST_CALLERS:
         raise TorchweldError(f"callers are {callers}; expected at most {MOST_CALLERS}")
     here = hardware.hardware()
+    versions = [version for name in against for version in RUNTIMES[name]().versions()]
+    if versions:
+        notes = (*notes, f"installed: {', '.join(dict.fromkeys(versions))}")
     return Bench(
         torch=torch.__version__,
         cpu=here.cpu_model,

@@ -23,7 +23,7 @@ from torchweld.bench.cases import Array
 from torchweld.bench.runtimes.runtime import Runtime
 from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine.hardware import compiled_part, hardware
+from torchweld.machine.hardware import hardware
 from torchweld.numerics.model_check import floating
 from torchweld.profiles.dispatch_counts import count
 from torchweld.timing import CallableSide
@@ -248,13 +248,6 @@ class RuntimeServer:
         assert isinstance(self.runtime, EagerRuntime), self.runtime
         self.show()
         return self.runtime
-
-    def fma_gflops(self, seconds: float) -> float:
-        """The rate of multiply-adds this machine reaches in fp32, with our instruction set."""
-        compiled = compiled_part()
-        if compiled is None:
-            raise RuntimeError("the peak is measured by the compiled part, which is missing")
-        return float(compiled.probe_fma("float32", torch.get_num_threads(), seconds))
 
 
 def arrays_of(output: Any) -> list[Array]:

@@ -9,11 +9,13 @@ from rich.text import Text
 
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.bench_summary import Summary
+from torchweld.bench.goals import GoalVerdict
 from torchweld.core.figures import counted, figure, size
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.texts import clean
 from torchweld.machine.load import load_words
 from torchweld.report.bench_extras import callers_section, latency_section, map_section
+from torchweld.report.bench_peers import goals_section, peers_section
 from torchweld.report.bench_tables import shown, speed_table, work_table
 
 
@@ -39,7 +41,9 @@ def note_lines(notes: Sequence[str]) -> Iterator[RenderableType]:
         yield Text(clean(note), style="yellow")
 
 
-def bench_sections(bench: Bench, summary: Summary, width: int) -> Iterator[RenderableType]:
+def bench_sections(
+    bench: Bench, summary: Summary, width: int, goals: Sequence[GoalVerdict] = ()
+) -> Iterator[RenderableType]:
     """After it: all that was found."""
     if bench.cells:
         speeds, spare = speed_table(bench, width)
@@ -50,11 +54,15 @@ def bench_sections(bench: Bench, summary: Summary, width: int) -> Iterator[Rende
         yield work
         yield Text(_work_legend(bench, spare), style="dim")
         yield from _work_notes(bench)
-        for section in (latency_section(bench, width), callers_section(bench, width)):
+        for section in (
+            latency_section(bench, width),
+            callers_section(bench, width),
+            map_section(bench),
+            peers_section(bench),
+            goals_section(goals),
+        ):
             for i, part in enumerate(section):
                 yield from ["", part] if i == 0 else [part]
-        for i, part in enumerate(map_section(bench)):
-            yield from ["", part] if i == 0 else [part]
         yield ""
     yield from closing(summary)
 

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from torchweld.bench.eager_block import BlockSource
@@ -70,6 +71,10 @@ class Runtime:
         if not self.dtypes or dtype in self.dtypes:
             return ""
         return f"it is measured in {', '.join(self.dtypes)} only"
+
+    def versions(self) -> list[str]:
+        """Of the packages that it needs."""
+        return [f"{name} {metadata.version(name)}" for name in self.needs]
 
     # ---- what it does ----
 
