@@ -2,7 +2,7 @@
 
 In: `csrc/`, a C++ compiler and an importable torch. Out: the extension module and, beside it,
 `_build_info.json`, which says what was built, with what and for which torch, or why nothing was.
-`torchweld.machine.hardware` reads that file before anything tries to load the extension.
+`torchweld.machine.kernel_build` reads that file before anything tries to load the extension.
 
 The kernels know nothing of torch and are compiled once per instruction set. Objects are kept in
 `build/` by torch version and compiler; one is compiled again only when its command or a file it
@@ -54,9 +54,13 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
 WIDE_AVX2 = {"avx2wide": [*ISA_FLAGS["x86_64"]["avx2"], "-DTORCHWELD_VEC_BYTES=64", "-Wno-psabi"]}
 OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
 
-KERNEL_SOURCES = ["kernels/kernels.cpp"]
-PLAIN_SOURCES = ["kernels/dispatch.cpp", "kernels/team.cpp"]
-TORCH_SOURCES = ["ops.cpp", "autograd.cpp", "python.cpp"]
+KERNEL_SOURCES = ["kernels/kernel_table.cpp"]
+PLAIN_SOURCES = ["kernels/isa_dispatch.cpp", "kernels/scratch.cpp", "kernels/team.cpp"]
+TORCH_SOURCES = [
+    "torch_glue/torch_ops.cpp",
+    "torch_glue/autograd.cpp",
+    "python_glue/extension_module.cpp",
+]
 
 COMMON_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # Kernels never read errno or floating-point traps; without these two flags GCC keeps scalar paths.

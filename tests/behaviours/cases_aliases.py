@@ -1,6 +1,6 @@
-"""A hidden value, or the output, is changed in place: directly, or through whatever shares memory.
+"""Cases that change a hidden value or the output in place, directly or through shared memory.
 
-A change is part of the value that it changes. What is no chain any more is refused.
+A change becomes part of the changed value. If the result is no longer a chain, it is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from tests.behaviours.harness import Mlp, Steps, X, either, refused, welded
 from torch import Tensor
 
-# Aliases of a hidden value [8, 20]. What is done through them is a clamp that ordinary inputs do
-# not come near: numbers on the recorded inputs alone cannot tell.
+# Aliases of a hidden value [8, 20]. The change made through them is a clamp at values that ordinary
+# inputs do not reach, so results on the recorded inputs do not show it.
 ALIASES: dict[str, Callable[[Tensor], object]] = {
     "itself": lambda h: h,
     "a_view": lambda h: h.view(-1),
@@ -59,7 +59,7 @@ ALIASES: dict[str, Callable[[Tensor], object]] = {
     "as_tensor": lambda h: torch.as_tensor(h),
     "a_tensor_set_to_its_storage": lambda h: torch.tensor([]).set_(h.untyped_storage()),
 }
-# Other ways to change it in place, that ordinary inputs do not come near either.
+# Other changes in place that ordinary inputs do not reach.
 EDITS: dict[str, Callable[[Tensor], object]] = {
     "iteration": lambda h: [row.clamp_(-50, 50) for row in h],
     "out": lambda h: torch.clamp(h, -50, 50, out=h),
@@ -114,7 +114,7 @@ for _name, _edit in EDITS.items():
     _declare(_name, _edit)
 
 
-# ---- changes that leave a chain ----
+# ---- changes after which it is still a chain ----
 
 
 @welded
@@ -260,7 +260,7 @@ def a_view_is_taken_before_and_read_after_the_change() -> Steps:
 
 @refused(r"cases_aliases\.py:\d+")
 def the_hidden_value_is_changed_by_an_activation_of_its_view() -> Steps:
-    """relu_ of one half changes what the other use of the whole reads."""
+    """relu_ on one half also changes the whole value, which is used again."""
 
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:

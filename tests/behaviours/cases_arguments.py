@@ -1,4 +1,4 @@
-"""Arguments beside x: given or not, by position or by name, other values and kinds of them."""
+"""Cases with arguments other than x: given or not, by position or name, of any value and kind."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def a_tensor_that_enters_the_result() -> Steps:
 
 
 class Unused(Mlp):
-    """Takes what it hardly uses: only whether it is there, and what kind it is."""
+    """Takes an argument and only asks whether it is given, and of what kind it is."""
 
     def forward(self, x: Tensor, cache: Any = None) -> Tensor:
         y: Tensor = self.down(F.gelu(self.up(x)))

@@ -1,4 +1,4 @@
-"""Ways from a forward to its settings that are easily overlooked."""
+"""Cases in which forward reaches its settings in ways that are easily overlooked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG = torch.cat([X, X])
 
 
 class Asking(Mlp):
-    """Ends in tanh where a condition of the module and of x holds."""
+    """Ends in tanh if a condition on the module and x holds."""
 
     def __init__(self, condition: Callable[[Any, Tensor], Any], **attributes: Any) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def a_flatten_of_all_but_the_last_dimension() -> Steps:
     yield model(X.view(2, 4, K))
 
 
-# ---- reached in other ways ----
+# ---- settings reached in other ways ----
 
 
 @refused("a module outside of it")

@@ -1,4 +1,4 @@
-"""A welded module under transforms, modes that watch, in other threads."""
+"""Cases with a welded module under transforms, under modes that observe ops, in other threads."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def gradients_by_torch_func() -> Steps:
     yield torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, X)
 
 
-# ---- modes that watch ----
+# ---- modes that observe ops ----
 
 
 @welded

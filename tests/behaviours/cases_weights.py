@@ -1,4 +1,4 @@
-"""Parameters, buffers and copies of a welded module: whatever becomes of them is followed."""
+"""Cases that change parameters, buffers and copies of a welded module: calls must follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 
 class Picklable(Mlp):
-    """At the top of a file, as pickle wants it."""
+    """At the top level of the file, as pickle requires."""
 
     flag = False
 

@@ -25,7 +25,7 @@ from torchweld.gates import rivalry as against
 from torchweld.gates.gate import Rival
 from torchweld.gates.subject import Clock, Subject
 from torchweld.history import History
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.plans import planner
 from torchweld.welds.swapping import joint, welded_class
 
@@ -196,10 +196,10 @@ def test_time_passes_where_nothing_changed_and_a_slower_kernel_fails(
 @pytest.fixture
 def timed_elsewhere(folders: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline of another machine: the plan does not fit it, and its times say nothing."""
-    real = hardware.fingerprint
-    monkeypatch.setattr(hardware, "fingerprint", lambda: "another one")
+    real = fingerprint.key_here
+    monkeypatch.setattr(fingerprint, "key_here", lambda: "another one")
     assert gate("good", "--accept", "--no-time")[0] == 0
-    monkeypatch.setattr(hardware, "fingerprint", real)
+    monkeypatch.setattr(fingerprint, "key_here", real)
 
 
 @pytest.mark.usefixtures("timed_elsewhere")

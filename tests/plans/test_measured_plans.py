@@ -20,7 +20,7 @@ import torchweld as tw
 from torchweld import ops
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
 from torchweld.plans import ceiling, planner, tuning, way_timing, whole_model
@@ -80,7 +80,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "compare", compare)
     monkeypatch.setattr(planner, "load_words", lambda: "")
     made = make_peaks(threads=torch.get_num_threads())
-    monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
+    monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
 
 
 def policy() -> tuple[nn.Module, Any]:

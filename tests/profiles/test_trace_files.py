@@ -18,8 +18,8 @@ from tests.support.made_traces import TRACES, MadeTrace, a_folder, five_ops, nam
 
 from torchweld.core.errors import TorchweldError
 from torchweld.profiles.profile import About, Module, Profile
+from torchweld.profiles.recording.trace_profile import read_trace
 from torchweld.profiles.traces import trace_stream
-from torchweld.profiles.traces.trace_reading import read_trace
 
 # ---- forms of a file ----
 
@@ -78,8 +78,7 @@ def test_where_blocks_end_does_not_matter(size: int, packed: bool) -> None:
     with pytest.MonkeyPatch.context() as patch, a_folder() as folder:
         path = trace.write(folder / ("trace.json.gz" if packed else "trace.json"))
         whole = read_trace(path)
-        patch.setattr(trace_stream, "PLAIN_BLOCK", size)
-        patch.setattr(trace_stream, "COMPRESSED_BLOCK", size)
+        patch.setattr(trace_stream, "BLOCK", size)
         assert read_trace(path) == whole
     assert len(whole.ops) == 2
     assert whole.about.rank == 1234567
@@ -273,6 +272,14 @@ def test_a_flipped_byte_in_a_compressed_file_gives_what_is_before_it(tmp_path: P
     profile = read_trace(path)
     assert 500 < len(profile.ops) < 2_424
     assert "only a part of the trace could be read" in profile.notices[0]
+
+
+def test_what_follows_the_compressed_data_costs_no_events(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(five_ops().text().encode()) + b"something else")
+    profile = read_trace(path)
+    assert len(profile.ops) == 5
+    assert "damaged after the last event" in profile.notices[0]
 
 
 def test_a_wrong_checksum_costs_no_events(tmp_path: Path) -> None:

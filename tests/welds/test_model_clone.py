@@ -1,4 +1,4 @@
-"""A clone computes the same, shares the weights, and never leads back to the live model."""
+"""Tests that a clone computes the same on the same weights, and never leads to the live model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchweld.welds.swapping.welded_class import welded_class
 
 
 def live_modules_behind(clone: Clone) -> list[str]:
-    """What the clone leads to of the live model, as far as the collector sees; weak links too."""
+    """Paths from the clone to live modules, through all references and weak references."""
     live = {id(module): module for module in clone.live_of.values()}
     live |= {id(module.__dict__): module for module in clone.live_of.values()}
     skipped = (type, types.ModuleType, types.CodeType, types.FrameType, Tensor, torch.fx.Graph)
@@ -52,7 +52,7 @@ def live_modules_behind(clone: Clone) -> list[str]:
 
 
 def check(model: nn.Module, *args: Any, **kwargs: Any) -> Clone:
-    """The clone gives the same, on the same parameters, by modules of its own."""
+    """Checks that the clone gives the same on the same parameters, with its own modules."""
     before = [dict(module.__dict__) for module in model.modules()]
     clone = structural_clone(model)
     assert type(clone.model) is type(model)
@@ -148,7 +148,7 @@ def test_a_model_of_transformers_computes_the_same(kind: str) -> None:
     compare(got[0], expected[0])
 
 
-# ---- places that modules stand in ----
+# ---- places where modules are held ----
 
 
 def test_a_module_at_two_places_stays_one_module() -> None:
@@ -175,7 +175,7 @@ def test_a_change_to_one_is_none_to_the_other() -> None:
 
 
 class Holding(nn.Module):
-    """Calls whatever `get` finds in the attribute `held`."""
+    """Calls what `get` finds in the attribute `held`."""
 
     def __init__(self, held: Callable[[nn.Module], Any], get: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -322,11 +322,11 @@ def test_mutable_things_without_modules_stay_shared() -> None:
     assert clone.table is model.table
 
 
-# ---- classes of all kinds ----
+# ---- kinds of classes ----
 
 
 class Odd(nn.Module):
-    """Nothing of this may be called to make a clone."""
+    """Raises if one of its methods is called to make a clone."""
 
     __slots__ = ("beside",)
 
@@ -460,7 +460,7 @@ def test_a_fused_mlp() -> None:
     check(tw.FusedMLP([8, 16, 8], "relu").eval(), X)
 
 
-# ---- what is refused ----
+# ---- models that cannot be cloned ----
 
 
 class Deleted:
@@ -509,7 +509,7 @@ def test_locks_and_what_leads_nowhere_are_shared() -> None:
     assert clone.event is model.event
 
 
-# ---- state of its own ----
+# ---- state that a clone copies ----
 
 
 class Stateful(nn.Module):

@@ -1,4 +1,4 @@
-"""What is not exactly a chain is refused, with its reason, the op and the source line."""
+"""Tests that modules that are not exactly chains are refused, with reason, op and source line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_stands_in_the_way_is_named(
     assert (refusal.kind, refusal.op) == (make.__name__, op)
     assert reason in refusal.reason
     file, _, line = refusal.where.partition(":")
-    assert file == "discovery_zoo.py"
+    assert file == "module_zoo.py"
     with open(zoo.__file__) as source:
         text = source.read().splitlines()[int(line) - 1]
     assert line_has in text
@@ -85,7 +85,7 @@ def test_an_op_that_the_result_does_not_need_is_no_reason() -> None:
 
 def test_products_over_another_dimension() -> None:
     blocks = find(zoo.SpatialGate(tokens=5), X)
-    assert "along another dimension than the last" in refusal_of(blocks).reason
+    assert "along a dimension other than the last" in refusal_of(blocks).reason
     assert paths(blocks) == ["fc1", "fc2", "spatial"]
     assert blocks[2].calls[0].shape == (3, 2 * H // 2, 5)
 
@@ -102,7 +102,7 @@ def test_experts_with_stacked_weights() -> None:
     assert paths(blocks) == []
     refusal = refusal_of(blocks)
     assert "3 dimensions (gate_up_proj, down_proj)" in refusal.reason
-    assert refusal.where.startswith("discovery_zoo.py:")
+    assert refusal.where.startswith("module_zoo.py:")
 
 
 def test_a_residual_argument_is_named_and_the_linears_are_found() -> None:
@@ -182,7 +182,7 @@ def test_parametrised_linears(kind: type[nn.Module]) -> None:
 def test_weights_that_a_hook_computes() -> None:
     model = zoo.Functional(F.relu)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the old one is deprecated, and met
+        warnings.simplefilter("ignore", FutureWarning)  # deprecated, but models have it
         nn.utils.weight_norm(model.a)
     blocks = find(model, X)
     assert paths(blocks) == ["b"]
@@ -314,7 +314,7 @@ def test_in_place_changes_of_the_argument() -> None:
 
     refusal = refusal_of(find(InPlace(), X.clone()))
     assert (refusal.reason, refusal.op) == ("changes its argument x in place", "aten.mul_")
-    assert refusal.where.startswith("test_discovery_refusals.py:")
+    assert refusal.where.startswith("test_refusals.py:")
 
 
 @pytest.mark.parametrize("last", ["as it is", "zero", "nan"])
@@ -330,7 +330,7 @@ def test_a_change_through_a_view_is_part_of_the_value(last: str) -> None:
             return self.b(h)
 
     model = BehindTheBack()
-    if last != "as it is":  # such weights give the same whatever comes before them
+    if last != "as it is":  # with such weights results do not show the relu
         nn.init.constant_(model.b.weight, 0.0 if last == "zero" else math.nan)
     (block,) = find(model, X)
     assert block.form == "relu/b;identity/b"
@@ -351,7 +351,7 @@ def test_a_module_that_depends_on_the_number_of_rows() -> None:
     assert [b.form for b in find(model, X[:, :1])] == ["gelu/b;identity/b"]
     both = find(model, [X, X[:, :1]])
     assert paths(both) == ["a", "b"]
-    assert "computes something else" in refusal_of(both).reason
+    assert "does not compute" in refusal_of(both).reason
 
 
 def test_a_module_that_trains_on_something_else() -> None:
@@ -370,7 +370,7 @@ def test_a_module_that_trains_on_something_else() -> None:
 
     blocks = find(TwoFaced(), run)
     assert paths(blocks) == ["a", "b"]
-    assert refusal_of(blocks).reason == ("computes something else in evaluation than in training")
+    assert refusal_of(blocks).reason == ("computes different things in evaluation and in training")
 
 
 def test_gates_that_do_not_fit_together() -> None:
@@ -387,7 +387,7 @@ def test_gates_that_do_not_fit_together() -> None:
     one_bias.up_proj = nn.Linear(K, H, bias=False)
     for model, reason in (
         (OtherInput(), "gate and up have different inputs"),
-        (one_bias, "one of gate and up has a bias, the other has none"),
+        (one_bias, "only one of gate and up has a bias"),
         (OtherRows(), "aten.mul of tensors whose rows do not match between the Linears"),
     ):
         blocks = find(model, torch.randn(4, 4, K))
@@ -502,7 +502,7 @@ def test_no_grad_inside_a_module_that_trains() -> None:
 
 
 class Noting(zoo.Functional):
-    """An MLP that does something with its hidden values."""
+    """An MLP that passes its hidden values to a function."""
 
     def __init__(self, note: Callable[[Any, Tensor], object]) -> None:
         super().__init__(F.relu)
@@ -533,7 +533,7 @@ def test_what_sets_attributes_keeps_its_code(
     before = dict(model.__dict__)
     blocks = find(model, X)
     assert refusal_of(blocks).reason == f"sets its {name} at every call"
-    assert refusal_of(blocks).where.startswith("test_discovery_refusals.py:")
+    assert refusal_of(blocks).where.startswith("test_refusals.py:")
     assert "b" in paths(blocks)
     assert model.__dict__ == before
     assert (model.seen, model.by_name) == ([], {})
@@ -545,11 +545,11 @@ def test_an_attribute_that_is_set_to_what_it_is_would_not_be_set_back() -> None:
 
     refusal = refusal_of(find(Noting(note), X))
     assert refusal.reason == "sets calls, which outlives the call"
-    assert refusal.where.startswith("test_discovery_refusals.py:")
+    assert refusal.where.startswith("test_refusals.py:")
 
 
 def test_what_the_reader_does_not_know_is_refused() -> None:
-    """As peft's VBLoRA has it: a choice among its own parameters gives two tensors at once."""
+    """As in peft's VBLoRA: topk of the module's own parameters gives two tensors at once."""
 
     class Chosen(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Welded models switched off and on, checked while they run, and called from many threads."""
+"""Tests welded models that are switched off and on, checked in use, and called by many threads."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_environment_variable_turns_all_of_a_process_off() -> None:
     assert run_python(OFF, env=env) == "0 {'disabled': 1}\nFalse\n"
 
 
-# ---- what is told ----
+# ---- stats ----
 
 
 def test_stats_of_every_welded_module() -> None:
@@ -245,7 +245,7 @@ def test_a_checked_call_draws_no_random_numbers() -> None:
 
 
 def undone(model: nn.Module, plain: nn.Module, x: Tensor, because: str) -> None:
-    """By a check, which gives the original's result."""
+    """Asserts that a check undoes the weld, and gives the original's result."""
     check_calls(model, first=1)
     message = f"1 is welded no longer, since a call disagreed with the original: .*{because}"
     with pytest.warns(UserWarning, match=message):
@@ -258,7 +258,7 @@ def undone(model: nn.Module, plain: nn.Module, x: Tensor, because: str) -> None:
 
 
 def test_a_block_that_is_not_what_the_module_computes_is_undone() -> None:
-    """Another activation, another order of gate and up, a factor: what a wrong finding would be."""
+    """Wrong blocks: another activation, another order of gate and up, another factor."""
     wrong = {
         "mlp": replace(CASES["mlp"][1], form="gelu_tanh/b;identity/b"),
         "packed gate": replace(CASES["packed gate"][1], form="silu/b/second;identity/b"),
@@ -312,7 +312,7 @@ CALLS = 30
 
 
 def in_threads(model: nn.Module, sizes: tuple[int, ...], meanwhile: Callable[[], None]) -> None:
-    """Calls with different sizes at once, and something else that goes on meanwhile."""
+    """Calls the model with different sizes at once, while `meanwhile` runs."""
     xs = [torch.randn(rows, K) for rows in sizes]
     with torch.no_grad(), disabled(model):
         expected = [model(x) for x in xs]
@@ -349,7 +349,7 @@ def test_many_threads_call_one_model(kind: str) -> None:
     assert stats(model)["1"].originals == {"disabled": 4}
 
 
-@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # for 100 rows, if at first
+@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # if 100 rows come first
 def test_switched_off_and_on_under_way() -> None:
     model, _ = model_of("mlp")
 
@@ -386,7 +386,7 @@ def test_copies_dropped_and_hooks_set_under_way() -> None:
 
     handle = model[1].act.register_forward_hook(lambda *_: None)
     with torch.no_grad(), pytest.warns(UserWarning, match="act has forward hooks"):
-        model(X)  # said once, so not by the threads
+        model(X)  # warns once here, so not in the threads
     handle.remove()
     in_threads(model, (1, 3, 40), disturb)
 
@@ -405,7 +405,7 @@ def test_the_first_calls_in_many_threads() -> None:
         at_once([body] * 4)
 
 
-@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # for 13 rows, if at first
+@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # if 13 rows come first
 def test_a_table_read_by_many_threads() -> None:
     module = Mlp().eval()
     by_rows = ((1, 2, NATURAL), (3, 6, PACKED), (7, 8, None), (9, 12, TORCH))

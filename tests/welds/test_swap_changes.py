@@ -1,4 +1,4 @@
-"""A welded module after its user has changed it: weights are followed, changes are yielded to."""
+"""Tests welded modules that the user has changed: new weights are used, other changes respected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = [
 TORCH = Choice(backend="torch")
 
 
-# ---- weights: followed ----
+# ---- changed weights are used ----
 
 
 def multiply(module: nn.Module) -> None:
@@ -180,11 +180,11 @@ def test_packed_copies_are_dropped() -> None:
     assert copied() == 0
 
 
-# ---- the module itself: yielded to ----
+# ---- changes of the module run the original ----
 
 
 class LowRank(nn.Module):
-    """As adapters are added: the Linear inside, and something beside it."""
+    """An adapter as commonly added: the Linear inside, and a branch beside it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def replaced(name: str, make: Callable[[Any], nn.Module]) -> Change:
 
 
 def in_place(name: str) -> Change:
-    """Not by assignment to the module, which an ordinary __setattr__ would see."""
+    """Replaces a child without an assignment that __setattr__ would see."""
 
     def change(module: Any) -> None:
         module._modules[name] = nn.Sequential(module._modules[name], nn.Tanh())
@@ -236,7 +236,7 @@ def hooked(name: str, kind: str = "forward") -> Change:
             return inner.register_forward_hook(lambda m, args, y: 2 * y)
         if kind == "pre":
             return inner.register_forward_pre_hook(lambda m, args: (2 * args[0],))
-        # hooks of another dictionary than the one that was there
+        # A new dictionary replaces the one for hooks.
         inner._forward_hooks = type(inner._forward_hooks)()
         return inner.register_forward_hook(lambda m, args, y: 2 * y)
 
@@ -315,7 +315,7 @@ def test_a_change_is_yielded_to_and_said_once(change: Change, because: str, choi
             ):
                 y = module(X)
             assert torch.equal(y, plain(X))
-            for _ in range(3):  # silently: a warning would be an error
+            for _ in range(3):  # without a warning, which would be an error here
                 assert torch.equal(module(X), y)
         assert not torch.allclose(y, before)
         assert stats(module)[""].changes == (because,)
@@ -415,7 +415,7 @@ def test_hooks_on_all_modules_are_called_for_those_inside() -> None:
 
 
 def test_another_forward_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the module's, and of one inside."""
+    """Replaces forward of the module's class, and of the class of a module inside."""
     module = Mlp().eval()
     weld(module, [decide(MLP)])
     with torch.no_grad():
@@ -433,7 +433,7 @@ def test_another_forward_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attributes_of_a_linear_do_not_matter() -> None:
-    """It computes from its parameters; tools that resize them set these."""
+    """A Linear computes with its parameters; tools that resize them set its attributes."""
     for kind in ("linear", "mlp"):
         model, plain = model_of(kind)
         with torch.no_grad():
@@ -495,7 +495,7 @@ def test_an_attribute_that_is_deleted() -> None:
 
 @pytest.mark.parametrize("kind", ["subclass", "mlp", "raw"])
 def test_a_model_that_is_let_go_is_freed_at_once(kind: str) -> None:
-    """Not when the collector of circles comes by."""
+    """It does not have to wait for the garbage collector."""
     model, _ = model_of(kind)
     with torch.no_grad():
         model(X), model(X)
@@ -535,7 +535,7 @@ def test_parametrising_a_welded_linear() -> None:
 
 
 def test_an_adapter_around_a_welded_linear() -> None:
-    """It keeps its own code; the Linear inside is welded where it stands."""
+    """The adapter runs its own code; the Linear inside stays welded."""
     model, plain = model_of("linear")
     for m in (model, plain):
         torch.manual_seed(5)
@@ -591,7 +591,7 @@ def test_weights_of_another_shape_are_left_to_the_original() -> None:
             m[1].up.weight = nn.Parameter(torch.ones(H + 1, K))
             m[1].up.bias = nn.Parameter(torch.ones(H + 1))
             m[1].down.weight = nn.Parameter(torch.ones(3, H + 1))
-            m[1].down.bias = nn.Parameter(torch.ones(1))  # which eager broadcasts
+            m[1].down.bias = nn.Parameter(torch.ones(1))  # eager broadcasts it
         with kernel_runs(calls=0):
             with pytest.warns(UserWarning, match="the op refused a call: .*bias has shape"):
                 y = model(X)

@@ -1,4 +1,4 @@
-"""A welded model in the rest of torch: copied, pickled, compiled, exported, traced."""
+"""Tests welded models with other features of torch: copied, pickled, compiled, exported, traced."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_copy_notices_changes_made_before_and_after(
     with torch.no_grad():
         before = module(X)
         early, late = make_copy(module), module
-        early.act = nn.ReLU()  # not called before
+        early.act = nn.ReLU()  # changed before its first call
         late.act = nn.ReLU()
         late = make_copy(late)
         for changed in (early, late):
@@ -272,7 +272,7 @@ def test_compiled_code_follows_the_weights(edit: Callable[[nn.Module], None]) ->
 
 
 def test_modules_of_one_class_share_what_is_compiled() -> None:
-    """As where layers are compiled one by one; each has its own copy."""
+    """Layers compiled one by one share the code; each has its own packed copy."""
     modules = [Mlp().eval() for _ in range(4)]
     counter = CompileCounterWithBackend("eager")
     for module in modules:
@@ -293,7 +293,7 @@ def test_a_changing_batch_is_not_compiled_for_each_size() -> None:
     model, plain = model_of("mlp")
     run, counter = compiled(model)
     with torch.no_grad():
-        for rows in (4, 5, 6, 7, 30, 300):  # beyond the table too: a graph is for all sizes
+        for rows in (4, 5, 6, 7, 30, 300):  # also beyond the table: one graph serves all sizes
             x = torch.randn(rows, K)
             with kernel_runs("packed"):
                 torch.testing.assert_close(run(x), plain(x))
@@ -355,7 +355,7 @@ def test_the_welded_module_itself_compiled() -> None:
 
 
 def test_compiled_with_gradients() -> None:
-    """The original, unless training is covered."""
+    """The original runs unless training is covered."""
     for training, calls in ((False, 0), (True, 1)):
         model, plain = model_of("gated", training=training)
         run, _ = compiled(model)
@@ -505,7 +505,7 @@ def test_export_of_what_is_not_covered_is_the_original() -> None:
 
 
 def test_export_to_onnx_is_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which has no op of ours."""
+    """ONNX does not know the op."""
     model, _ = model_of("mlp")
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     assert "torchweld.chain.default" not in ops_of(exported(model))
@@ -597,7 +597,7 @@ def test_inference_mode() -> None:
 
 
 def test_a_loop_of_prefill_and_decoding() -> None:
-    """Rows of one block change from call to call, as in generate()."""
+    """The number of rows changes from call to call, as in generate()."""
     module = Mlp().eval()
     weld(module, [Decision(block=MLP, by_rows=((1, 1, NATURAL), (2, 64, PACKED)))])
     with torch.inference_mode():
@@ -617,7 +617,7 @@ def test_data_parallel_on_the_cpu() -> None:
 
 
 def test_a_replica_does_not_use_the_weights_of_its_model() -> None:
-    """As DataParallel makes them: tensors of its own, and the rest shared."""
+    """A replica of DataParallel has its own tensors; the rest is shared."""
     module = Mlp().eval()
     weld(module, [decide(MLP, Choice(backend="torch"))])
     with torch.no_grad():
@@ -634,7 +634,7 @@ def test_a_replica_does_not_use_the_weights_of_its_model() -> None:
 
 
 def test_a_model_that_an_earlier_version_saved_is_served() -> None:
-    """Saved before blocks knew of calls and dependencies: it is read again when it is called."""
+    """It was saved before blocks had calls and facts, so it is read again at its first call."""
     saved = torch.load(Path(__file__).parents[1] / "data" / "welded_0_1.pt", weights_only=False)
     model, x = saved["model"], saved["x"]
     with torch.no_grad():

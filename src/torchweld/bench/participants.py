@@ -19,8 +19,9 @@ from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.runtimes.torch_runtimes import form_of
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.names import known
-from torchweld.machine import hardware
-from torchweld.ops.backends import select
+from torchweld.machine import hardware, kernel_build, measured_peaks
+from torchweld.ops.backends import backend_named, select, torch_backend
+from torchweld.ops.backends.backend import mode_of
 
 _CPU = torch.device("cpu")
 
@@ -50,18 +51,18 @@ def why_not(bench: Bench, name: str, case: Case) -> str:
 
 def machine_peaks(
     dtypes: Sequence[str] = ("float32",),
-) -> tuple[hardware.Peaks | None, tuple[str, ...]]:
+) -> tuple[measured_peaks.Peaks | None, tuple[str, ...]]:
     """The peaks of this machine, measured if they have to be, and what to say about that.
 
     Kept ones that a probe of these dtypes, or of memory, exceeds are not used: every share of them
     would be too high.
     """
-    kept = hardware.peaks()
-    if kept is not None and hardware.holds(kept, dtypes) and _reads_hold(kept):
+    kept = measured_peaks.peaks()
+    if kept is not None and measured_peaks.holds(kept, dtypes) and _reads_hold(kept):
         return kept, ()
     why = "there were none" if kept is None else "those kept from before were exceeded"
     try:
-        return hardware.peaks(measure=True), (
+        return measured_peaks.peaks(measure=True), (
             f"this machine's peaks were measured before the cells, since {why}; they are kept",
         )
     except NotMeasuredError as error:
@@ -69,16 +70,22 @@ def machine_peaks(
         return None, (f"no share of this machine's peak is shown: {said}{error}",)
 
 
-def _reads_hold(kept: hardware.Peaks) -> bool:
-    """As `hardware.holds`, of what is read from memory."""
-    compiled, threads = hardware.compiled_part(), torch.get_num_threads()
+def _reads_hold(kept: measured_peaks.Peaks) -> bool:
+    """As `measured_peaks.holds`, of what is read from memory."""
+    compiled, threads = kernel_build.compiled_part(), torch.get_num_threads()
     largest = max(kept.read, key=lambda row: row.working_set_bytes, default=None)
     if compiled is None or largest is None:
         return True
     size = largest.working_set_bytes
     peak = kept.read_gbps(size, threads)
-    found = float(compiled.probe_read(size, threads, hardware.PROBE_SECONDS))
-    return peak is None or found < hardware.TOLERATED_EXCESS * peak
+    found = float(compiled.probe_read(size, threads, measured_peaks.PROBE_SECONDS))
+    return peak is None or found < measured_peaks.TOLERATED_EXCESS * peak
+
+
+def _full_name(text: str) -> str:
+    """With its mode: a peer has the same name."""
+    backend = backend_named(text)
+    return f"{text}:{mode_of(backend, None)}"
 
 
 def plan(
@@ -102,7 +109,7 @@ def plan(
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
     peers = _peers(against, BLOCK_PEERS)
     notes: dict[str, None] = {}
-    names = dict.fromkeys("compile:inductor" if b == "compile" else b for b in backends)
+    names = dict.fromkeys(_full_name(text) if text in BLOCK_PEERS else text for text in backends)
     for case in cases:
         block, dtype = form_of(BlockSource(mlp=case.mlp)), getattr(torch, parse_dtype(case.dtype))
         if case.rows < 1:
@@ -112,7 +119,8 @@ def plan(
             select(block, (), dtype, _CPU, name=name, mode=mode)
         if not backends:
             choice = select(block, (), dtype, _CPU)
-            names.update(dict.fromkeys((choice.backend.name, *(() if peers else ("torch",)))))
+            beside = () if peers else (torch_backend.BACKEND.name,)
+            names.update(dict.fromkeys((choice.backend.name, *beside)))
             notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in choice.passed_over))
     left_out = absent(peers)
     return _bench(
@@ -183,7 +191,7 @@ def _bench(
         torch=torch.__version__,
         cpu=here.cpu_model,
         cache=here.caches.l3_bytes or here.caches.l2_bytes or 0,
-        isa=None if hardware.build_problem() else hardware.isa_in_use(),
+        isa=None if kernel_build.build_problem() else kernel_build.isa_in_use(),
         threads=torch.get_num_threads(),
         backends=backends,
         against=against,

@@ -18,10 +18,12 @@ from torchweld.bench.cases import Case, MlpShape, itemsize
 from torchweld.bench.grid import parse_dtype, parse_rows
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
+from torchweld.ops.backends import BACKENDS
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, Way
 
-# Our backends by name, and the way that each is.
-WAYS: dict[str, Way] = {"cpu": "packed", "cpu:natural": "natural"}
+# Our backend that tables are about, and its two ways by name.
+TABLED = next(backend.name for backend in BACKENDS if backend.abilities.in_speed_tables)
+WAYS: dict[str, Way] = {TABLED: "packed", f"{TABLED}:natural": "natural"}
 
 ROWS = (1, 4, 16, 64, 256, 1024)
 MOST_COLD_ROWS = 16

@@ -20,7 +20,7 @@ from torchweld.bench.model_sources import TargetSource
 from torchweld.bench.parked_check import check_parking
 from torchweld.bench.participants import machine_peaks
 from torchweld.bench.presets import PRESETS, preset_named, with_goals
-from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS
+from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model
 from torchweld.cli.data_only import data_only
@@ -241,8 +241,8 @@ def judged(done: Bench) -> list[GoalVerdict]:
 @click.option(
     "--backend",
     multiple=True,
-    help="Ours: cpu, cpu:natural, torch, torch:mkldnn, reference; the first is judged. (the best "
-    "there is)",
+    help=f"Ours, with or without a mode: {', '.join(OWN)}; the first is judged. (the best there "
+    "is)",
 )
 @click.option("--input", "inputs", multiple=True, help="Of a TARGET: 8x768, ids=1x128:int64.")
 @click.option("--plan", "plan_file", type=FILE, help="Of a TARGET: apply this plan, make none.")

@@ -10,7 +10,7 @@ from collections import Counter
 from torchweld.core.figures import counted, duration, figure, share, size
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Slice
-from torchweld.profiles.attributing.compiled_regions import LOOKUP
+from torchweld.profiles.attributing.compilation_watch import LOOKUP
 from torchweld.profiles.profile import Compilation, Tensor
 
 # More than half of a step is what bounds it.

@@ -16,6 +16,7 @@ from torch import nn
 
 from torchweld.core.errors import NotMeasuredError
 from torchweld.core.records import Count
+from torchweld.core.untold import untold
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.attributing.attribution import attribute
 from torchweld.profiles.attributing.launches import launches_of, nodes_of_recording
@@ -24,7 +25,6 @@ from torchweld.profiles.recording.instrument import Roots, instrumented
 from torchweld.profiles.recording.profile_building import describe
 from torchweld.profiles.recording.steps import model_step
 from torchweld.profiles.recording.torch_profiler import record
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import stats
 
 # In this order; less is better.

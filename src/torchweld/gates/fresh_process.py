@@ -13,10 +13,10 @@ import torch
 
 from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.core.errors import NotMeasuredError, TorchweldError
+from torchweld.core.model_state import put_back
 from torchweld.gates.gate_timing import measure_welded
 from torchweld.gates.kept_plan import both_faces, fit_of
 from torchweld.gates.subject import Clock, Subject
-from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
 from torchweld.timing import Comparison
 

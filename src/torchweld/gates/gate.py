@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from torchweld.core.inputs import Workload
+from torchweld.core.model_state import put_back
 from torchweld.gates.advice import COUNTERS_ALONE, Effort
 from torchweld.gates.baseline import Baseline
 from torchweld.gates.counters import count_step
@@ -25,9 +26,8 @@ from torchweld.gates.held_blocks import held_by, refuse_empty, unheld_lines
 from torchweld.gates.kept_plan import Fit, both_faces, fit_of
 from torchweld.gates.outcome import Outcome, TimeVerdict, changes_of, lost_blocks
 from torchweld.gates.subject import Clock, Subject
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
-from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import BUDGET_S, QUICK_S
 from torchweld.plans.planner import plan as make_plan
@@ -183,7 +183,7 @@ _OTHERWISE = (
 def _why_not(baseline: Baseline, workload: str) -> str:
     """Why a time of now says nothing beside the baseline's; "" if it does."""
     before = baseline.fingerprint
-    if before is not None and before.key != hardware.fingerprint():
+    if before is not None and before.key != fingerprint.key_here():
         said = "; ".join(before.since(taken_here())) or "its set-up is not that of here"
         return f"the baseline was measured elsewhere: {said}"
     if not baseline.times:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
+from torchweld.core.untold import untold
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import read_again
 from torchweld.plans.tuning import module_of
@@ -16,7 +17,6 @@ from torchweld.plans.way_timing import Face, faces
 from torchweld.welds.decisions import Decision
 from torchweld.welds.finding.rereading import reread
 from torchweld.welds.found_blocks import Refusal
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import undo, weld
 
 

@@ -21,6 +21,7 @@ from torchweld.bench.runtimes.runtime import Call, Runtime
 from torchweld.bench.stages import ProcessStage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
+from torchweld.core.untold import untold
 from torchweld.gates.advice import COUNTERS_ALONE
 from torchweld.gates.gate import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
@@ -29,7 +30,6 @@ from torchweld.gates.subject import Clock, Subject
 from torchweld.plans.plan import Plan
 from torchweld.plans.whole_model import runner
 from torchweld.timing import Comparison
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import weld
 
 THIS, OTHER = "this", "other"

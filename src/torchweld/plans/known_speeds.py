@@ -237,7 +237,7 @@ def table_text(table: SpeedTable) -> str:
 
 
 def load_table(isa: str | None, folder: Path = TABLES) -> SpeedTable | NotMeasured:
-    """The shipped table for an instruction set, as `hardware.isa_in_use()` names it.
+    """The shipped table for an instruction set, as `kernel_build.isa_in_use()` names it.
 
     `NotMeasured` if there is none; a TorchweldError if it is damaged.
     """

@@ -16,7 +16,7 @@ from torch import nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.plans.plan import Plan, Planned
 from torchweld.plans.tuning import Group, Key, verify_choice
@@ -56,7 +56,7 @@ def fitting(root: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> list[Decisi
 def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     """What differs between here and where the plan was made."""
     found = []
-    if plan.fingerprint != hardware.fingerprint():
+    if plan.fingerprint != fingerprint.key_here():
         found += _elsewhere(plan)
     if plan.torch != torch.__version__:
         found.append(f"it was made for torch {plan.torch}, this is {torch.__version__}")

@@ -30,7 +30,7 @@ from torchweld.core.names import known
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.undisturbed import Apart, undisturbed
 from torchweld.findings import welding_bound
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint, kernel_build, measured_peaks
 from torchweld.machine.fingerprint import taken_here
 from torchweld.machine.load import load_words
 from torchweld.plans.flops_share import flops_share
@@ -132,7 +132,7 @@ def plan(
             blocks,
             training=training,
             force=force,
-            choices=choices_for(training, with_compile, packing),
+            choices=choices_for(training, with_compile, packing, copy.parameters()),
             deadline_s=begun_s + budget_s * (1 - whole_share),
             memory=memory,
             progress=lambda doing, share: say(f"tuning {doing}", 0.1 + 0.5 * share),
@@ -167,7 +167,7 @@ def plan(
 
 def table_here() -> SpeedTable | NotMeasured:
     """The table of known speeds for the kernels that run here; why there is none, if so."""
-    isa = hardware.isa_in_use()
+    isa = kernel_build.isa_in_use()
     if isa is None:
         return NotMeasured("torchweld's kernels are not built here, so no table of speeds fits")
     return load_table(isa)
@@ -216,10 +216,10 @@ def _wholes(
     say: Progress,
 ) -> list[Whole]:
     """Each workload before and after, in the time that is left."""
-    if hardware.peaks() is None and None in untimed:
+    if measured_peaks.peaks() is None and None in untimed:
         say("measuring this machine's peaks", 0.6)
         with suppress(NotMeasuredError):  # then there is no ceiling to show
-            hardware.peaks(measure=True)
+            measured_peaks.peaks(measure=True)
     predicted: float | NotMeasured = UNASKED
     if profile is not None and len(workloads) == 1:
         predicted = welding_bound(profile)
@@ -283,7 +283,7 @@ def _plan_of(
         model=type(plain_root(model)).__name__,
         structure=structure_of(model),
         training=training,
-        fingerprint=hardware.fingerprint(),
+        fingerprint=fingerprint.key_here(),
         torch=torch.__version__,
         planned=tuple(tuned),
         refused=blocks.refused,

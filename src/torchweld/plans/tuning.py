@@ -21,8 +21,8 @@ from torchweld.core.blocks import LayerForm, parse_spec, split_tensors
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.numerics.rule import Judgement, check_block
-from torchweld.ops.backends import BACKENDS
-from torchweld.ops.backends.backend import Form
+from torchweld.ops import backends
+from torchweld.ops.backends.backend import Form, device_of
 from torchweld.plans.known_speeds import KnownSpeed, SpeedTable
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import UNASKED, Planned, Trial, Tuning, Verdict
@@ -30,13 +30,6 @@ from torchweld.plans.way_timing import LEAST_BUDGET_S, Timed, input_like, time_c
 from torchweld.welds.decisions import Choice
 from torchweld.welds.found_blocks import Block, Call
 
-INFERENCE_CHOICES = (
-    Choice(backend="cpu", packed=True),
-    Choice(backend="cpu"),
-    Choice(backend="torch"),
-)
-TRAINING_CHOICES = (Choice(backend="cpu"),)
-COMPILED = Choice(backend="compile")
 # A block is verified on this many rows and columns at most: they are alike, and float64 is slow
 # and large.
 MOST_VERIFIED_ROWS = 32
@@ -77,11 +70,25 @@ class Group:
         return f"{self.blocks[0].path or 'the model'} × {len(self.blocks)}, {self.key.rows} rows"
 
 
-def choices_for(training: bool, with_compile: bool, packing: bool) -> tuple[Choice, ...]:
-    """What is tried, apart from leaving the block as it is."""
-    ways = TRAINING_CHOICES if training else INFERENCE_CHOICES
-    choices = tuple(choice for choice in ways if packing or not choice.packed)
-    return (*choices, COMPILED) if with_compile else choices
+def choices_for(
+    training: bool, with_compile: bool, packing: bool, weights: Iterable[Tensor]
+) -> tuple[Choice, ...]:
+    """What is tried, apart from leaving the block as it is: in the order of BACKENDS, copies first.
+
+    Only backends for the devices that the weights are on; if there is none, all of them, so that
+    the plan has their reasons.
+    """
+    use = "training" if training else "inference"
+    tried = [
+        Choice(backend=backend.name, packed=mode.packs)
+        for backend in backends.BACKENDS
+        for mode in sorted(backend.abilities.modes, key=lambda mode: not mode.packs)
+        if use in mode.planned
+        if with_compile or not backend.abilities.compiles
+        if packing or not mode.packs
+    ]
+    devices = {device_of(weight).type for weight in weights}
+    return tuple(c for c in tried if c.abilities.runs_on(devices)) or tuple(tried)
 
 
 def tune(
@@ -246,7 +253,7 @@ def _by_table(
 def _known(key: Key, choice: Choice, table: SpeedTable | NotMeasured) -> KnownSpeed | NotMeasured:
     if isinstance(table, NotMeasured):
         return table
-    if choice.backend != "cpu":
+    if not choice.abilities.in_speed_tables:
         return NotMeasured("tables of speeds are about the compiled kernels alone")
     if not key.contiguous:
         return NotMeasured("tables of speeds are about contiguous inputs alone")
@@ -332,15 +339,11 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
     tensors = [tensor.detach() for tensor in tensors_of(model, block)]
     forms = parse_spec(block.form)
     form = Form.of("chain", forms, tensors)
-    backend = next(backend for backend in BACKENDS if backend.name == choice.backend)
-    dtype = getattr(torch, call.dtype)
-    device = torch.device("cpu") if tensors[0].is_meta else tensors[0].device
-    reasons = [
-        *backend.unavailable(),
-        *backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode),
-    ]
+    backend = backends.backend_named(choice.backend)
+    dtype, device = getattr(torch, call.dtype), device_of(tensors[0])
+    reasons = backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode)
     if reasons:
-        return _unverified(choice, "cannot serve", "; ".join(dict.fromkeys(reasons)))
+        return _unverified(choice, "cannot serve", "; ".join(reasons))
     if tensors[0].is_meta:
         return _unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
     x = input_like(call, rows=max(1, min(call.rows, MOST_VERIFIED_ROWS))).to(device)
@@ -355,12 +358,9 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
     def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
         def candidate(x: Tensor, given: Sequence[Tensor]) -> Tensor:
             nonlocal copied
-            if training and choice.backend == "cpu":
-                y = torch.ops.torchweld.chain(x, list(given), block.form)
-            else:
-                runner = backend.build(form, given if training else tensors, choice.mode)
-                y = runner(x)
-                copied = runner.copied_bytes
+            runner = backend.build(form, given if training else tensors, choice.mode)
+            y = runner(x)
+            copied = runner.copied_bytes
             assert isinstance(y, Tensor)
             return y if columns is None else y[..., columns]
 

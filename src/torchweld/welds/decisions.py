@@ -6,32 +6,34 @@ A `Decision` is saved and loaded by `torchweld.core.records`. M rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
+from torchweld.core.arguments import check_flags, check_kind, misfit
+from torchweld.core.records import Word
+from torchweld.ops.backends import Abilities, backend_named
 from torchweld.welds.found_blocks import Block
-
-BackendName = Literal["cpu", "torch", "reference", "compile"]
-
-# Without a packed copy, and with one.
-_MODES = {
-    "cpu": ("natural", "packed"),
-    "torch": ("aten", "mkldnn"),
-    "reference": ("eager", "eager"),
-    "compile": ("inductor", "inductor"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """One way to run a block; `packed` keeps a copy of the weights in the kernel's own layout."""
 
-    backend: BackendName
+    backend: Word
     packed: bool = False
+
+    def __post_init__(self) -> None:
+        backend_named(self.backend)  # or a TorchweldError that lists the backends there are
+        check_flags("Choice", packed=self.packed)
+
+    @property
+    def abilities(self) -> Abilities:
+        return backend_named(self.backend).abilities
 
     @property
     def mode(self) -> str:
         """As the backend calls it."""
-        return _MODES[self.backend][self.packed]
+        can = self.abilities
+        return ((self.packed and can.packed_mode) or can.modes[0]).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,13 @@ class Decision:
     block: Block
     by_rows: tuple[tuple[int, int, Choice | None], ...]
     training: bool = False  # whether calls with gradients or in training mode are covered
+
+    def __post_init__(self) -> None:
+        check_kind("Decision", "block", self.block, Block, "one of those that tw.find returns")
+        check_flags("Decision", training=self.training)
+        if not isinstance(self.by_rows, (tuple, list)) or not all(map(_is_range, self.by_rows)):
+            allowed = "a tuple of (first row count, last, tw.Choice or None)"
+            raise misfit("Decision", "by_rows", self.by_rows, allowed)
 
     def choice(self, rows: int) -> Choice | None:
         for first, last, choice in self.by_rows:
@@ -53,9 +62,9 @@ class Decision:
         return tuple(choice for _, _, choice in self.by_rows if choice is not None)
 
     @property
-    def natural_for_any_rows(self) -> bool:
+    def in_graphs(self) -> bool:
         """Whether a graph that does not know its row counts may hold the op: each range has it."""
-        kinds = [choice is not None and choice.backend == "cpu" for _, _, choice in self.by_rows]
+        kinds = [choice is not None and choice.abilities.in_graphs for *_, choice in self.by_rows]
         return bool(kinds) and all(kinds)
 
     def problems(self) -> list[str]:
@@ -70,6 +79,15 @@ class Decision:
             elif first <= end:
                 found.append(f"its table has two choices for {first} rows; ranges must not overlap")
             end = max(end, last)
-            if choice is not None and choice.packed and choice.backend in ("reference", "compile"):
+            if choice is not None and choice.packed and choice.abilities.packed_mode is None:
                 found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
+            if choice is not None and self.training and not choice.abilities.trains:
+                found.append(f"backend {choice.backend} has no gradients; give training=False")
         return found
+
+
+def _is_range(row: Any) -> bool:
+    match row:
+        case (int(), int(), None | Choice()):
+            return True
+    return False

@@ -16,25 +16,27 @@ from torchweld.bench.runtimes.torchweld_runtimes import (
     PlannedRuntime,
     WeldedBlockRuntime,
 )
-from torchweld.ops.backends import BACKENDS
+from torchweld.bench.speed_tables import WAYS
+from torchweld.ops.backends import BACKENDS, Backend, BackendMode
 
 Runtimes = Mapping[str, Callable[[], Runtime]]
 
 BLOCK_PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
 MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
 OWN_MODEL = "torchweld"
+OWN = tuple(f"{b.name}:{mode.name}" for b in BACKENDS for mode in b.abilities.modes)
 
 
-def _own(name: str, mode: str | None) -> Callable[[], Runtime]:
-    if name == "cpu":  # as users get it: through the module
-        return partial(FusedMlpRuntime, packing=mode != "natural")
-    return partial(BackendRuntime, name, mode)
+def _own(backend: Backend, mode: BackendMode | None) -> Callable[[], Runtime]:
+    if backend.abilities.c_forward:  # as users get it: through the module
+        return partial(FusedMlpRuntime, packing=mode is None or mode.packs)
+    return partial(BackendRuntime, backend.name, None if mode is None else mode.name)
 
 
 # Our backends have their names, with a mode after a colon if it is not the first: "torch:mkldnn".
 RUNTIMES: Runtimes = {
-    **{backend.name: _own(backend.name, None) for backend in BACKENDS},
-    **{f"{b.name}:{mode}": _own(b.name, mode) for b in BACKENDS for mode in b.modes},
+    **{backend.name: _own(backend, None) for backend in BACKENDS},
+    **{f"{b.name}:{mode.name}": _own(b, mode) for b in BACKENDS for mode in b.abilities.modes},
     "eager": EagerRuntime,
     "mkldnn": MkldnnRuntime,
     "compile": CompiledRuntime,  # our backend of this name is compile:inductor
@@ -49,8 +51,7 @@ RUNTIMES: Runtimes = {
 # Tables of known speeds have the names of backends for blocks that are welded to them.
 TABLE_RUNTIMES: Runtimes = {
     "eager": EagerRuntime,
-    "cpu": partial(WeldedBlockRuntime, packed=True),
-    "cpu:natural": partial(WeldedBlockRuntime, packed=False),
+    **{name: partial(WeldedBlockRuntime, packed=way == "packed") for name, way in WAYS.items()},
 }
 
 

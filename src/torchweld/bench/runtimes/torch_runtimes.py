@@ -13,7 +13,7 @@ from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.runtimes import model_facts
 from torchweld.bench.runtimes.runtime import Call, Runtime
 from torchweld.numerics.repeatable import check_repeatable
-from torchweld.ops.backends import BACKENDS, Form, mkldnn_linears
+from torchweld.ops.backends import Form, compile_backend, mkldnn_linears
 
 CUDA_CALLS = 20
 # With oneDNN's own relu, as users write it, although it makes 0 of NaN.
@@ -76,7 +76,7 @@ class CompiledRuntime(Runtime):
         self.options = options
 
     def absent(self, whole_model: bool) -> str:
-        return "; ".join(next(b for b in BACKENDS if b.name == "compile").unavailable())
+        return "; ".join(compile_backend.BACKEND.unavailable())
 
     def prepare(self, *where: int) -> Call:
         torch._dynamo.reset()

@@ -10,10 +10,13 @@ from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes.runtime import Call, Runtime, Source, loaded
 from torchweld.bench.runtimes.torch_runtimes import CompiledRuntime, form_of
+from torchweld.bench.speed_tables import TABLED
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
-from torchweld.ops.backends import BACKENDS
+from torchweld.core.untold import untold
+from torchweld.ops.backends import backend_named, reference_backend
+from torchweld.ops.backends.backend import mode_of
 from torchweld.ops.fused_mlp import FusedMLP
 from torchweld.plans.ceiling import ceiling
 from torchweld.plans.plan import UNASKED, Plan
@@ -24,7 +27,6 @@ from torchweld.report.plan_text import sentence
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.finding.find import find
 from torchweld.welds.found_blocks import Block
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import stats, weld
 
 MOST_ROWS = 1 << 40
@@ -50,7 +52,7 @@ class FusedMlpRuntime(Runtime):
 
     def details(self) -> dict[str, Any]:
         if ops.compiled is None:
-            return {"backend": "torch", "copied_bytes": 0}
+            return {"backend": reference_backend.BACKEND.name, "copied_bytes": 0}
         return {**ops.compiled.last_run(), "copied_bytes": self.module.packed_bytes}
 
 
@@ -58,9 +60,9 @@ class BackendRuntime(Runtime):
     """A backend by name and mode, below the public module."""
 
     def __init__(self, name: str, mode: str | None = None) -> None:
-        self.backend = next(backend for backend in BACKENDS if backend.name == name)
-        self.mode = mode or self.backend.modes[0]
-        self.apart = name == "compile"
+        self.backend = backend_named(name)
+        self.mode = mode_of(self.backend, mode)
+        self.apart = self.backend.abilities.compiles
         self.countable = not self.apart
 
     def load(self, source: Source) -> None:
@@ -86,7 +88,7 @@ def _whole_block(source: BlockSource) -> Block:
 
 
 class WeldedBlockRuntime(Runtime):
-    """A block's module welded to the backend cpu, as it is inside a welded model.
+    """A block's module welded to the backend that tables are about, as it is inside a welded model.
 
     Tables of known speeds speak of these: beside the kernel, every call passes the guard.
     """
@@ -94,7 +96,7 @@ class WeldedBlockRuntime(Runtime):
     countable = False
 
     def __init__(self, packed: bool) -> None:
-        self.choice = Choice(backend="cpu", packed=packed)
+        self.choice = Choice(backend=TABLED, packed=packed)
 
     def load(self, source: Source) -> None:
         super().load(source)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from torchweld.core.errors import NotMeasuredError
+from torchweld.core.not_measured import NotMeasured
 from torchweld.profiles.attributing.attribution import ENGINE, attribute
 from torchweld.profiles.attributing.compiled_regions import Regions, key_of
 from torchweld.profiles.attributing.kernel_names import is_generated
@@ -207,8 +208,8 @@ def _hidden(key: str, index: int, nodes: Sequence[Node], regions: Regions) -> li
     seen = [nodes[i].name for i in inside if nodes[i].parent == index]
     region = regions.find(key, seen)
     remedy = 'count it without torch.compile, or with backend="aot_eager"'
-    if region is None:
-        raise NotMeasuredError(f"{regions.notices[-1]}; {remedy}")
+    if isinstance(region, NotMeasured):
+        raise NotMeasuredError(f"{region.reason}; {remedy}")
     if region.externs and not any(nodes[i].is_op for i in inside):
         raise NotMeasuredError(
             f"the compiled graph {key} calls {', '.join(region.externs)}, but the profiler saw "

@@ -23,7 +23,7 @@ from torch import nn
 from torchweld.core.arguments import check_flags, check_kind, check_progress, check_whole, misfit
 from torchweld.core.errors import TorchweldError
 from torchweld.machine.load import load_words
-from torchweld.profiles.attributing.compiled_regions import watch_compilation
+from torchweld.profiles.attributing.compilation_watch import watch_compilation
 from torchweld.profiles.events import Recording
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.core_waiting import TOLERATED, CoreWaiting

@@ -19,7 +19,8 @@ from torchweld.core.arguments import check_model, check_number, check_whole, mis
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.undisturbed import Apart
-from torchweld.ops.backends import BACKENDS, Form
+from torchweld.ops.backends import Form, backend_named
+from torchweld.ops.backends.backend import device_of
 from torchweld.welds.decisions import Decision
 from torchweld.welds.found_blocks import Block
 from torchweld.welds.guarding.welded_structure import Structure, inside, release, steps_of
@@ -88,10 +89,22 @@ def weld(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
     A block that is welded already is welded anew; others stay as they are. If any decision does not
     fit the model, a TorchweldError lists everything that is wrong, and nothing is changed.
     """
+    root, decisions = _plain_root(model), _listed(decisions)
     with Apart() as apart:  # where no interrupt can leave the tracer halfway
-        prepared = apart(_prepared, _plain_root(model), decisions)
+        prepared = apart(_prepared, root, decisions)
     _swap(prepared, [])
     return model
+
+
+def _listed(decisions: Iterable[Decision]) -> list[Decision]:
+    allowed = "a list of tw.Decision, as plan.decisions is"
+    if isinstance(decisions, (str, bytes, nn.Module)) or not isinstance(decisions, Iterable):
+        raise misfit("weld", "decisions", decisions, allowed)
+    found = list(decisions)
+    for one in found:
+        if not isinstance(one, Decision):
+            raise misfit("weld", "one of the decisions", one, allowed)
+    return found
 
 
 @all_or_nothing
@@ -181,15 +194,14 @@ def _prepare(root: nn.Module, decision: Decision, shared: WeldedModel) -> _Prepa
     problems += missing or _tensor_problems(tensors, block)
     if problems:
         return problems
-    device = tensors[0].device.type
-    device = "cpu" if device == "meta" else device  # weights that are to come
-    problems = _backend_problems(decision, tensors, torch.device(device))
+    device = device_of(tensors[0])
+    problems = _backend_problems(decision, tensors, device)
     try:
         kind = welded_class(plain_class(type(module)))
         _try_class(module, kind)
         holders = (path.rpartition(".")[0] for path in block.tensors)
         structure = Structure.of(module, filter(None, [*block.covers, *holders]))
-        joint = Joint(decision, structure, device, shared)
+        joint = Joint(decision, structure, device.type, shared)
         joint.watch_over(module, guard_of(module, block))
     except (TypeError, TorchweldError, Refused) as error:
         problems.append(str(error))
@@ -255,10 +267,9 @@ def _backend_problems(
     decision: Decision, tensors: Sequence[Tensor], device: torch.device
 ) -> list[str]:
     shape = Form.of("chain", parse_spec(decision.block.form), tensors)
-    backends = {backend.name: backend for backend in BACKENDS}
     found: dict[str, None] = {}
     for choice in decision.choices:
-        reasons = backends[choice.backend].unsupported_reasons(
+        reasons = backend_named(choice.backend).unsupported_reasons(
             shape, (), tensors[0].dtype, device, choice.mode
         )
         found |= dict.fromkeys(f"backend {choice.backend}: {reason}" for reason in reasons)

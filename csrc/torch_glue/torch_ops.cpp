@@ -1,0 +1,213 @@
+// The ops under torch.ops.torchweld: schemas, and one kernel per dispatch key.
+//
+//   chain         CPU: our kernels. Any other device: the composition. Meta: shapes only.
+//   group         the same, several outputs.
+//   pack          weights of a chain or group as panels in one byte tensor, for inference.
+//   *_packed      CPU, reading that tensor. Not differentiable; the caller makes sure that it is
+//                 fresh. Only the tensor's contents say how many features come out; ops.py handles
+//                 tensors that have only shapes.
+//   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps
+//                 it fresh.
+//
+// argument_checks.h refuses, kernel_layers.h and packed_weights.h find the weights, autograd.cpp
+// has gradients and autocast.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <sstream>
+
+#include "composed_block.h"
+#include "kernel_layers.h"
+#include "packed_copies.h"
+#include "packed_weights.h"
+#include "torch_ops.h"
+
+namespace torchweld {
+
+namespace {
+
+thread_local Run last_run_of_thread;
+
+// x as rows of features. It is copied only if its rows are not one stride apart.
+struct Rows {
+  Tensor x;  // keeps the memory
+  int64_t M, ld;
+};
+Rows rows_of(const Tensor& x) {
+  const int64_t K = x.size(-1), M = K ? x.numel() / K : 0;
+  if (x.is_contiguous()) return {x, M, K};
+  if (x.dim() == 2 && x.stride(1) == 1 && x.stride(0) >= 0) return {x, M, x.stride(0)};
+  return {x.contiguous(), M, K};
+}
+
+int threads_to_use() {
+  return in_forked_child() || at::in_parallel_region() ? 1 : at::get_num_threads();
+}
+
+Tensor output_like(const Tensor& x, int64_t N) {
+  at::DimVector sizes(x.sizes());
+  sizes.back() = N;
+  // below the dispatcher, which would only cost time here
+  return at::detail::empty_cpu(sizes, x.scalar_type());
+}
+
+void run(const Tensor& x, const Layers& layers, bool group, c10::ArrayRef<Tensor> ys) {
+  const Rows rows = rows_of(x);
+  if (rows.M == 0) return;
+  c10::SmallVector<void*, 8> pointers;
+  for (const Tensor& y : ys) pointers.push_back(y.mutable_data_ptr());
+  Call call;
+  call.dtype = dtype_of(x, "x");
+  call.layers = layers.data();
+  call.count = int(layers.size());
+  call.x = rows.x.const_data_ptr();
+  call.M = rows.M;
+  call.ldx = rows.ld;
+  call.y = pointers.data();
+  call.threads = threads_to_use();
+  const Kernels& k = kernels_in_use();
+  (group ? k.run_group : k.run_chain)(call, last_run_of_thread);
+}
+Tensor run_chain(const Tensor& x, const Layers& layers) {
+  const Tensor y = output_like(x, layers.back().N);
+  run(x, layers, false, y);
+  return y;
+}
+std::vector<Tensor> run_group(const Tensor& x, const Layers& layers) {
+  std::vector<Tensor> ys;
+  for (const Layer& layer : layers) ys.push_back(output_like(x, layer.N));
+  run(x, layers, true, ys);
+  return ys;
+}
+
+bool multiplies_bf16() {
+#if defined(__x86_64__)
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has && std::string_view(kernels_in_use().isa) == "avx512";
+#else
+  return false;
+#endif
+}
+
+void note_composed(const Tensor& x) {
+  Run& run = last_run_of_thread;
+  run = {"", "composed", "", 0, x.numel() / x.size(-1), run.calls + 1};
+}
+
+// ---- CPU ----
+Tensor chain_cpu(const Tensor& x, TensorList params, std::string_view text) {
+  const Spec& spec = spec_of(text);
+  const auto sizes = check_all<int64_t>(x, params, spec, false);
+  if (composition_is_faster(x, params)) {
+    note_composed(x);
+    return composed_chain(x, params, text);
+  }
+  return run_chain(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
+}
+std::vector<Tensor> group_cpu(const Tensor& x, TensorList params, std::string_view text) {
+  const Spec& spec = spec_of(text);
+  const auto sizes = check_all<int64_t>(x, params, spec, true);
+  if (composition_is_faster(x, params)) {
+    note_composed(x);
+    return composed_group(x, params, text);
+  }
+  return run_group(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
+}
+
+Tensor chain_packed_cpu(const Tensor& x, const Tensor& packed, std::string_view text) {
+  return run_chain(x, packed_layers(x, packed, text, false));
+}
+std::vector<Tensor> group_packed_cpu(const Tensor& x, const Tensor& packed, std::string_view text) {
+  return run_group(x, packed_layers(x, packed, text, true));
+}
+
+Tensor chain_kept_cpu(const Tensor& x, TensorList params, std::string_view text,
+                      const Tensor& kept) {
+  const std::shared_ptr<PackedCopy> copy = PackedCopies::find(kept);
+  const auto strided = [](const Tensor& t) { return t.layout() == at::kStrided; };
+  if (!copy || !x.dim() || composition_is_faster(x, params) ||
+      !std::all_of(params.begin(), params.end(), strided))
+    return chain_cpu(x, params, text);
+  c10::SmallVector<const Tensor*, 8> borrowed;
+  for (const Tensor& p : params) borrowed.push_back(&p);
+  return run_chain(x, packed_layers(x, copy->get(borrowed, text), text, false));
+}
+Tensor chain_kept_elsewhere(const Tensor& x, TensorList params, std::string_view text,
+                            const Tensor&) {
+  return composed_chain(x, params, text);
+}
+
+// ---- Meta: shapes only. Symbols are kept, so that another batch size does not compile again ----
+Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
+  c10::SymDimVector sizes(x.sym_sizes());
+  sizes.back() = N;
+  return at::empty_symint(sizes, x.options());
+}
+Tensor chain_meta(const Tensor& x, TensorList params, std::string_view text) {
+  const auto sizes = check_all<c10::SymInt>(x, params, spec_of(text), false);
+  return empty_symbolic(x, sizes.back().N);
+}
+Tensor chain_kept_meta(const Tensor& x, TensorList params, std::string_view text, const Tensor&) {
+  return chain_meta(x, params, text);
+}
+std::vector<Tensor> group_meta(const Tensor& x, TensorList params, std::string_view text) {
+  std::vector<Tensor> ys;
+  for (const auto& s : check_all<c10::SymInt>(x, params, spec_of(text), true))
+    ys.push_back(empty_symbolic(x, s.N));
+  return ys;
+}
+
+constexpr const char* kSchemas =
+#include "schemas.inc"
+    ;
+
+}  // namespace
+
+const Run& last_run() { return last_run_of_thread; }
+
+// Our kernels compute in fp32. Where the CPU multiplies bf16 at twice that rate, torch's own
+// product is faster on big calls: on Zen 4 1.08 times at 8 rows of 768 -> 3072 and 2.0 times at 128
+// rows; for 64 -> 256 from 400 rows on.
+bool composition_is_faster(const Tensor& x, TensorList params) {
+  if (x.scalar_type() != at::kBFloat16 || !multiplies_bf16()) return false;
+  const int64_t rows = x.size(-1) ? x.numel() / x.size(-1) : 0;
+  double weights = 0;
+  for (const Tensor& p : params)
+    if (p.dim() == 2) weights += double(p.numel());
+  return rows >= 8 && 2.0 * weights * double(rows) >= 25e6;
+}
+
+TORCH_LIBRARY(torchweld, m) {
+  std::istringstream lines(kSchemas);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.empty()) m.def(line.c_str(), {at::Tag::pt2_compliant_tag});
+}
+TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
+  m.impl("chain", TORCH_FN(chain_cpu));
+  m.impl("group", TORCH_FN(group_cpu));
+  m.impl("pack", TORCH_FN(pack_weights));
+  m.impl("chain_packed", TORCH_FN(chain_packed_cpu));
+  m.impl("chain_kept", TORCH_FN(chain_kept_cpu));
+  m.impl("group_packed", TORCH_FN(group_packed_cpu));
+}
+TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
+  m.impl("chain", TORCH_FN(composed_chain));
+  m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
+  m.impl("group", TORCH_FN(composed_group));
+  m.impl("pack", TORCH_FN(pack_elsewhere));
+}
+TORCH_LIBRARY_IMPL(torchweld, Meta, m) {
+  m.impl("chain", TORCH_FN(chain_meta));
+  m.impl("chain_kept", TORCH_FN(chain_kept_meta));
+  m.impl("group", TORCH_FN(group_meta));
+  m.impl("pack", TORCH_FN(pack_meta));
+}
+TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
+  m.impl("chain", TORCH_FN(composed_chain));
+  m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
+  m.impl("group", TORCH_FN(composed_group));
+}
+
+}  // namespace torchweld
