@@ -20,9 +20,9 @@ from tests.support.made_comparisons import comparison
 from torchweld.cli.main import run
 from torchweld.core.errors import NotMeasuredError
 from torchweld.gates import fresh_process
-from torchweld.gates import gate as running
+from torchweld.gates import gate_run as running
 from torchweld.gates import rivalry as against
-from torchweld.gates.gate import Rival
+from torchweld.gates.gate_run import Rival
 from torchweld.gates.subject import Clock, Subject
 from torchweld.history import History
 from torchweld.machine import fingerprint

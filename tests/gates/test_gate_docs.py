@@ -22,9 +22,9 @@ from tests.support.made_comparisons import comparison
 
 from torchweld.cli.main import cli, run
 from torchweld.core.not_measured import NotMeasured
-from torchweld.gates import gate
+from torchweld.gates import gate_run
 from torchweld.gates import rivalry as against
-from torchweld.gates.gate import Rival
+from torchweld.gates.gate_run import Rival
 from torchweld.plans import planner
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -79,7 +79,7 @@ def test_the_commands_of_the_workflow_run_in_their_order(
         return planner.plan(model, given, force=True, **options)
 
     monkeypatch.setattr(against, "rivalry", rivalry)
-    monkeypatch.setattr(gate, "make_plan", plan)
+    monkeypatch.setattr(gate_run, "make_plan", plan)
     monkeypatch.setenv("TORCHWELD_HISTORY", str(tmp_path / "work" / ".torchweld" / "h.sqlite"))
     for folder in ("work", "base"):
         write_model(tmp_path / folder / "my")

@@ -23,7 +23,7 @@ from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.untold import untold
 from torchweld.gates.advice import COUNTERS_ALONE
-from torchweld.gates.gate import Rival
+from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
 from torchweld.gates.kept_plan import fit_of
 from torchweld.gates.subject import Clock, Subject
