@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -25,13 +26,13 @@ def peers_section(bench: Bench) -> Iterator[RenderableType]:
         return
     yield heading(f"{bench.first} beside others", "speed over theirs; ahead, behind: beyond noise")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("  ", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for name in ("mean", "ahead", "behind", "too close", "their error / eager's"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in standings(bench):
         counts = (str(count) for count in (one.ahead, one.behind, one.close))
-        table.add_row(f"  {one.name}", shown(one.mean), *counts, shown(one.error))
-    yield table
+        table.add_row(one.name, shown(one.mean), *counts, shown(one.error))
+    yield Padding(table, (0, 0, 0, 2))
     lost = lost_cells(bench)
     close = close_cells(bench)
     yield indented(
@@ -57,10 +58,10 @@ def goals_section(verdicts: Sequence[GoalVerdict]) -> Iterator[RenderableType]:
         return
     yield heading("goals", "ratios are our speed over the other's")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("  goal", "at least", "hot", "cold", ""):
+    for name in ("goal", "at least", "hot", "cold", ""):
         table.add_column(name, overflow="fold")
     for one in verdicts:
         word = Text(one.verdict, style=STYLES.get(one.verdict, "yellow"))
         least = f"{one.goal.least:.2f}"
-        table.add_row(Text(f"  {one.goal.name}"), least, one.hot, one.cold, word)
-    yield table
+        table.add_row(one.goal.name, least, one.hot, one.cold, word)
+    yield Padding(table, (0, 0, 0, 2))
