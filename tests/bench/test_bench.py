@@ -27,9 +27,9 @@ from torchweld.bench import (
     stage_timing,
     summarise,
 )
-from torchweld.bench.block_bench import cost_of
 from torchweld.bench.block_truth import BlockTruth
 from torchweld.bench.cases import SEED
+from torchweld.bench.cell_bench import cost_of
 from torchweld.bench.eager_block import eager_block, tensors_of
 from torchweld.bench.grid import BLOCKS
 from torchweld.bench.runtimes.onnx_runtime import OnnxRuntime

@@ -40,6 +40,8 @@ TOO_LOW = (
     "the call took less than the least time by this machine's kept peaks, so these are too low; "
     "torchweld info --measure renews them"
 )
+# Why there is no ratio of errors.
+EXACT, NOT_FINITE = "eager's own error is 0", "the output is not finite"
 # Of a call, which always takes some.
 Time = Annotated[float, Bounds(1 / MOST_FLOAT)]
 
@@ -281,12 +283,6 @@ class Bench:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), allow_nan=False)
-
-
-def plain_cell(cell: Cell) -> dict[str, Any]:
-    """A cell as JSON has it."""
-    data: dict[str, Any] = _plain(cell)
-    return data
 
 
 def _plain(value: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchweld.bench.bench_results import Bench, Cell, OutputCheck, Result, told
-from torchweld.bench.block_bench import EXACT, NOT_FINITE, timed
+from torchweld.bench.bench_results import EXACT, NOT_FINITE, Bench, Cell, OutputCheck, told
+from torchweld.bench.cell_bench import Outputs, measured_cell
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes.runtime_names import OWN_MODEL, RUNTIMES
 from torchweld.bench.stages import Stage, open_stage
@@ -82,39 +82,26 @@ def _cell(
     workload: str,
     latency: bool,
 ) -> Cell:
-    outputs: dict[str, list[Any]] = {}
-    results = {name: Result(name=name) for name in bench.names}
-    outputs["eager"] = stage.ask("eager", "prepare", number)
+    eager = stage.ask("eager", "prepare", number)
     work = stage.ask("eager", "work")
-    for name in bench.names[1:]:
-        reason = missing.get(name) or RUNTIMES[name]().why_not(work["dtype"])
-        try:
-            if not reason:
-                outputs[name] = stage.ask(name, "prepare", number)
-        except WorkerError as error:
-            reason = str(error)
-        if reason:
-            results[name] = results[name].left_out(reason)
-    judge = _Judge(stage.ask("eager", "truth"), outputs["eager"])
-    for name in bench.names[1:]:
-        if name in outputs:
-            results[name] = judge.checked(results[name], outputs[name])
-    results = timed(stage, bench, results, latency)
-    return Cell(
-        name=workload,
-        case=None,
-        dtype=work["dtype"],
-        flops=work["flops"],
-        moved_bytes=work["moved_bytes"],
-        weight_bytes=work["weight_bytes"],
-        results=tuple(results.values()),
+    return measured_cell(
+        stage,
+        bench,
+        Cell(name=workload, case=None, results=(), **work),
+        reasons={
+            name: missing.get(name) or RUNTIMES[name]().why_not(work["dtype"])
+            for name in bench.names
+        },
+        prepare=lambda name: eager if name == "eager" else stage.ask(name, "prepare", number),
+        judge_of=lambda outputs: _ModelJudge(stage.ask("eager", "truth"), outputs),
+        latency=latency,
     )
 
 
-class _Judge:
+class _ModelJudge:
     """Outputs held against the model in float64: ours by the rule, others within a factor."""
 
-    def __init__(self, truth: Mapping[str, Any], eager: list[Any]) -> None:
+    def __init__(self, truth: Mapping[str, Any], eager: Outputs) -> None:
         self._dtypes = {name: getattr(torch, dtype) for name, dtype in truth["dtypes"].items()}
         self._depth = int(truth["depth"])
         self._expected = self._tensors(eager)
@@ -128,7 +115,7 @@ class _Judge:
             why_not_exact=truth["why_not_exact"],
         )
 
-    def _tensors(self, arrays: list[Any]) -> dict[str, Tensor]:
+    def _tensors(self, arrays: Outputs) -> dict[str, Tensor]:
         found = {}
         for i, array in enumerate(arrays):
             name = f"output {i}"
@@ -136,14 +123,13 @@ class _Judge:
             found[name] = tensor.to(self._dtypes.get(name, tensor.dtype))
         return found
 
-    def checked(self, result: Result, arrays: list[Any]) -> Result:
+    def __call__(self, name: str, arrays: Outputs) -> OutputCheck:
         compared = compare_results(self._tensors(arrays), self._expected, self._truth, self._depth)
         check = _check(compared)
         ratio = check.error_ratio
         close = not isinstance(ratio, NotMeasured) and ratio <= MOST_ERROR
-        if check.ok or (close and result.name != OWN_MODEL):
-            return replace(result, check=replace(check, ok=True, reason=None))
-        return replace(result, check=check).left_out(f"wrong: {check.reason}")
+        foreign = close and name != OWN_MODEL
+        return replace(check, ok=True, reason=None) if check.ok or foreign else check
 
 
 def _check(compared: list[TensorCheck]) -> OutputCheck:

@@ -91,10 +91,14 @@ def check_parking(names: Sequence[str], threads: int, seconds: float, seed: int)
             if math.isfinite(running_s + parked_s):
                 cpu_ms[name] = (running_s * 1e3, parked_s * 1e3)
             if name != "eager":
-                sides = [AfterSide(stage, "eager", name, gap_s) for gap_s in (IDLE_S, 0.0)]
-                both = ["eager alone", name]
+                sides = [EagerAfter(stage, name, gap_s) for gap_s in (IDLE_S, 0.0)]
                 beside |= paired(
-                    sides, both, seconds=seconds, threads=threads, seed=seed, patience=PATIENCE
+                    sides,
+                    ["eager alone", name],
+                    seconds=seconds,
+                    threads=threads,
+                    seed=seed,
+                    patience=PATIENCE,
                 )
     return ParkedCheck(alone_us=alone_us, beside=beside, cpu_ms=cpu_ms)
 
@@ -135,21 +139,18 @@ def cpu_s(pid: int) -> float:
     return sum(int(f.read_text().split()[0]) for f in files) / 1e9 if files else math.nan
 
 
-class AfterSide:
-    """`name`, timed after `before` was driven and parked: at once, or when `gap_s` have passed.
+class EagerAfter(ProcessSide):
+    """Eager, timed after `before` was driven and parked: at once, or when `gap_s` have passed.
 
     The caches are in the same state either way, so only a pool that still runs makes a difference.
     """
 
-    def __init__(self, stage: ProcessStage, name: str, before: str, gap_s: float) -> None:
-        self._stage, self._before, self._gap_s = stage, before, gap_s
-        self._side = ProcessSide(stage, name)
-        self.preempted = False
+    def __init__(self, stage: ProcessStage, before: str, gap_s: float) -> None:
+        super().__init__(stage, "eager")
+        self._before, self._gap_s = before, gap_s
 
     def time(self, calls: int) -> float:
         self._stage.ask(self._before, "visit", calls, False)
         self._stage.park_all()
         time.sleep(self._gap_s)
-        seconds = self._side.time(calls)
-        self.preempted = self._side.preempted
-        return seconds
+        return super().time(calls)

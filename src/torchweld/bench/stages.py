@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -47,12 +46,7 @@ class ProcessStage:
     def __enter__(self) -> ProcessStage:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self.workers.values():
             worker.end()
 
@@ -117,12 +111,7 @@ class LocalStage:
     def __enter__(self) -> LocalStage:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._servers.clear()
 
     @property

@@ -79,13 +79,5 @@ def answer(request: Request) -> Comparison:
             "at every call"
         )
     fit = fit_of(model, request.plan)
-    with put_back(model, subject.training), both_faces(model, fit) as (original, welded):
-        return measure_welded(
-            model,
-            original,
-            welded,
-            subject.workloads[request.workload],
-            training=subject.training,
-            seconds=request.clock.seconds,
-            tolerance=request.clock.tolerance,
-        )
+    with put_back(model, subject.training), both_faces(model, fit) as faces:
+        return measure_welded(subject, faces, subject.workloads[request.workload], request.clock)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from torchweld.core.inputs import Workload
 from torchweld.core.model_state import put_back
 from torchweld.gates.advice import COUNTERS_ALONE, Effort
 from torchweld.gates.baseline import Baseline
@@ -74,8 +74,8 @@ def accept(
         if clock is not None and fit.decisions:
             for i, workload in enumerate(subject.workloads):
                 progress(f"timing {workload.name}", 0.8 + 0.2 * i / len(subject.workloads))
-                here = _here(subject, faces, workload, clock)
-                afresh = _afresh(subject, made, i, clock)
+                here = partial(measure_welded, subject, faces, workload, clock)
+                afresh = partial(compare_afresh, subject, made, i, clock)
                 measures = [here, *([afresh] * (COMPARISONS - 1))]
                 times.append(kept_time(workload.name, measures, clock))
     return Baseline(plan=made, counters=counters, times=tuple(times))
@@ -91,25 +91,6 @@ def _planned(subject: Subject, effort: Effort, progress: Progress) -> Plan:
         budget_s=effort.budget_s,
         progress=lambda doing, share: progress(doing, 0.7 * share),
     )
-
-
-def _here(subject: Subject, faces: tuple[Face, Face], workload: Workload, clock: Clock) -> Measure:
-    """A comparison in this process."""
-    original, welded = faces
-    return lambda: measure_welded(
-        subject.model,
-        original,
-        welded,
-        workload,
-        training=subject.training,
-        seconds=clock.seconds,
-        tolerance=clock.tolerance,
-    )
-
-
-def _afresh(subject: Subject, plan: Plan, workload: int, clock: Clock) -> Measure:
-    """The same in a new process."""
-    return lambda: compare_afresh(subject, plan, workload, clock)
 
 
 def gate(
@@ -167,8 +148,8 @@ def _times(
             found.append(undecided(workload.name, why_not, clock.tolerance, remedies))
             continue
         progress(f"timing {workload.name}", 0.3 + 0.7 * i / len(subject.workloads))
-        here = _here(subject, faces, workload, clock)
-        afresh = _afresh(subject, baseline.plan, i, clock)
+        here = partial(measure_welded, subject, faces, workload, clock)
+        afresh = partial(compare_afresh, subject, baseline.plan, i, clock)
         found.append(against_history(kept, here, afresh, clock))
     return found
 

@@ -14,18 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
-
 from torchweld.core.errors import NotMeasuredError
 from torchweld.core.figures import duration
 from torchweld.core.inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.gates.advice import clock_remedies
 from torchweld.gates.outcome import TimeVerdict, Verdict
-from torchweld.gates.subject import Clock
+from torchweld.gates.subject import Clock, Subject
 from torchweld.plans.way_timing import Face
 from torchweld.plans.whole_model import runner
-from torchweld.timing import CallableSide, Comparison, compare
+from torchweld.timing import CallableSide, Comparison, Side, compare
 
 ITSELF = "the model with welding disabled"
 # A comparison is made to these shares of the tolerance, so that its interval does not use it up.
@@ -58,30 +56,24 @@ class FacedSide(CallableSide):
 
 
 def measure_welded(
-    model: nn.Module,
-    original: Face,
-    welded: Face,
-    workload: Workload,
-    *,
-    training: bool,
-    seconds: float,
-    tolerance: float,
+    subject: Subject, faces: tuple[Face, Face], workload: Workload, clock: Clock
 ) -> Comparison:
-    """The welded model against its own code, in the same rounds."""
-    run = runner(model, workload, training)
-    return compare_sides(FacedSide(original, run), FacedSide(welded, run), seconds, tolerance)
+    """The welded model against its own code, in the same rounds. `faces`: original, welded."""
+    run = runner(subject.model, workload, subject.training)
+    original, welded = (FacedSide(face, run) for face in faces)
+    return compare_sides(original, welded, clock)
 
 
 def compare_sides(
-    baseline: Any, candidate: Any, seconds: float, tolerance: float, names: Sequence[str] = ()
+    baseline: Side, candidate: Side, clock: Clock, names: Sequence[str] = ("eager", "welded")
 ) -> Comparison:
     return compare(
         baseline,
         candidate,
-        names=tuple(names) or ("eager", "welded"),
-        budget_s=seconds,
-        threshold=THRESHOLD * tolerance,
-        precision=PRECISION * tolerance,
+        names=names,
+        budget_s=clock.seconds,
+        threshold=THRESHOLD * clock.tolerance,
+        precision=PRECISION * clock.tolerance,
     )
 
 

@@ -81,8 +81,7 @@ def rivalry(
 
 
 def _compared(stage: ProcessStage, clock: Clock) -> Comparison:
-    other, this = stage.side(OTHER), stage.side(THIS)
-    return compare_sides(other, this, clock.seconds, clock.tolerance, names=(OTHER, THIS))
+    return compare_sides(stage.side(OTHER), stage.side(THIS), clock, names=(OTHER, THIS))
 
 
 def _ask(stage: ProcessStage, one: Contender, name: str, command: str, *arguments: Any) -> None:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing import Pipe
-from types import TracebackType
 from typing import Any
 
 from torchweld.core.errors import TorchweldError
@@ -63,12 +62,7 @@ class WorkerProcess:
     def __enter__(self) -> WorkerProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property
