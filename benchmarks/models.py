@@ -13,14 +13,19 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchweld.bench import measure_model, plan_model
+from rich.console import Console
+
+from torchweld.bench import Bench, Cell, measure_model, plan_model, summarise
 from torchweld.bench.model_bench import LoadedModel
 from torchweld.bench.model_sources import SizedSource
 from torchweld.core.speeds import Speed
+from torchweld.report.bench_tables import speed_table
+from torchweld.report.bench_text import closing
+from torchweld.report.style import WIDTH
 
 PEERS = ("compile", "compile-welded", "onnxruntime", "openvino")
 CEILING_SHARE = 0.9
@@ -63,89 +68,74 @@ SPOTS = (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What came of a spot; speeds are over eager's, errors over eager's own."""
+    """What came of a spot; `plan` is what the welded model says of itself."""
 
     spot: Spot
-    speed: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    verdict: dict[str, str] = field(default_factory=dict)
-    error: dict[str, float] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
+    bench: Bench
+    plan: dict[str, Any]
+
+    @property
+    def speeds(self) -> dict[str, Speed]:
+        """Over eager's, of those that have a verdict."""
+        found = {r.name: r.comparison.speed for r in self.bench.cells[0].results if r.comparison}
+        return {name: speed for name, speed in found.items() if isinstance(speed, Speed)}
 
     @property
     def share(self) -> float:
         """Of its ceiling."""
-        ceiling = self.plan.get("ceiling")
-        known = isinstance(ceiling, float) and "torchweld" in self.speed
-        return self.speed["torchweld"][0] / ceiling if known else 0
+        ceiling = self.plan["ceiling"]
+        known = isinstance(ceiling, float) and "torchweld" in self.speeds
+        return self.speeds["torchweld"].speedup / ceiling if known else 0
 
-    def lines(self) -> list[str]:
-        found = [f"{self.spot.name}: goal {self.spot.goal:.2f} of eager"]
-        for name, (speed, low, high) in sorted(self.speed.items(), key=lambda kv: -kv[1][0]):
-            error = f", error {self.error[name]:.2g}x of eager's" if name in self.error else ""
-            found.append(
-                f"    {name:<12} {speed:5.2f} ({low:.2f}–{high:.2f}) {self.verdict[name]}{error}"
-            )
-        if self.plan:
-            gains = {
-                f"ceiling, of which {self.share:.0%} was reached": self.plan["ceiling"],
-                "promised by the blocks": self.plan["promised"],
-                "at most by diagnosis": self.plan["predicted"],
-            }
-            told = ", ".join(
-                f"{gain:.2f} {what}"
-                if isinstance(gain, float)
-                else f"not measured: {what.partition(',')[0]}"
-                for what, gain in gains.items()
-            )
-            found.append(f"    {told}; {self.plan['copied_bytes'] / 1e6:.0f} MB more")
-        found += [f"    {name}: {why}" for name, why in self.refused.items()]
-        return found
+    def gains(self) -> str:
+        """What was promised and what is possible beside what was measured."""
+        gains = {
+            f"ceiling, of which {self.share:.0%} was reached": self.plan["ceiling"],
+            "promised by the blocks": self.plan["promised"],
+            "at most by diagnosis": self.plan["predicted"],
+        }
+        told = ", ".join(
+            f"{gain:.2f} {what}"
+            if isinstance(gain, float)
+            else f"not measured: {what.partition(',')[0]}"
+            for what, gain in gains.items()
+        )
+        return f"{told}; {self.plan['copied_bytes'] / 1e6:.0f} MB more"
 
 
 def measure(spot: Spot, peers: Sequence[str], seconds: float) -> Measured:
     bench = plan_model(spot.target, peers, seconds=seconds)
-    measured = Measured(spot=spot, refused=dict(bench.left_out))
-    for found in measure_model(bench, spot.source):
-        if isinstance(found, LoadedModel):
-            measured.plan = found.plan
-            continue
-        for result in found.results[1:]:
-            compared, name = result.comparison, result.name
-            if result.check is not None and isinstance(result.check.error_ratio, float):
-                measured.error[name] = result.check.error_ratio
-            if compared is not None and isinstance(compared.speed, Speed):
-                measured.speed[name] = (compared.speed.speedup, *compared.speed.interval)
-                measured.verdict[name] = compared.verdict
-            else:
-                measured.refused[name] = result.refused or f"not measured: {result.why_not}"
-    return measured
+    loaded, cell = measure_model(bench, spot.source)
+    assert isinstance(loaded, LoadedModel)
+    assert isinstance(cell, Cell)
+    return Measured(spot=spot, bench=replace(bench, cells=(cell,)), plan=loaded.plan)
 
 
 def figures(results: Sequence[Measured]) -> tuple[list[str], int]:
     """Kept or missed, and the exit code."""
     lines, code = [], 0
     for one in results:
-        if "torchweld" not in one.speed:
+        speeds = one.speeds
+        if "torchweld" not in speeds:
             lines.append(f"{one.spot.name}: not measured")
             code = code or 2
             continue
-        speed, low, high = one.speed["torchweld"]
-        kept = speed >= one.spot.goal
+        own = speeds["torchweld"]
+        kept = own.speedup >= one.spot.goal
         ceiling = "kept" if one.share >= CEILING_SHARE else "MISSED"
         share = f"{one.share:.0%} of the ceiling {ceiling}" if one.share else "ceiling not measured"
-        others = [name for name in one.speed if name != "compile-welded"]  # that is us
-        best = max(others, key=lambda name: one.speed[name][0])
+        others = [name for name in speeds if name != "compile-welded"]  # that is us
+        best = max(others, key=lambda name: speeds[name].speedup)
         beaten = (
             ""
             if best == "torchweld"
-            else f"; {best} is {one.speed[best][0] / speed:.2f} times as fast"
+            else f"; {best} is {speeds[best].speedup / own.speedup:.2f} times as fast"
         )
         lines.append(
-            f"{one.spot.name}: {speed:.2f} ({low:.2f}–{high:.2f}), goal {one.spot.goal:.2f} "
-            f"{'kept' if kept else 'MISSED'}; {share}{beaten}"
+            f"{one.spot.name}: {own}, goal {one.spot.goal:.2f} {'kept' if kept else 'MISSED'}; "
+            f"{share}{beaten}"
         )
         if not kept or 0 < one.share < CEILING_SHARE:
             code = 1
@@ -164,16 +154,22 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write everything there")
     args = parser.parse_args()
     results: list[Measured] = []
+    console = Console(width=WIDTH, highlight=False)
     try:
         for spot in SPOTS:
             if spot.model not in args.models or (args.dtypes and spot.dtype not in args.dtypes):
                 continue
             peers = [p for p in args.peers if spot.dtype == "float32" or "welded" in p]
             results.append(measure(spot, peers, args.seconds))
-            print("\n".join(results[-1].lines()), flush=True)
+            done = results[-1]
+            console.print(f"{spot.name}: goal {spot.goal:.2f} of eager")
+            console.print(speed_table(done.bench, console.width)[0], done.gains())
+            console.print(*closing(summarise(done.bench)))
             if args.json:
-                rows = [{**asdict(r), "share": r.share} for r in results]
-                args.json.write_text(json.dumps(rows, default=str, indent=1))
+                rows = [
+                    {"spot": asdict(r.spot), "plan": r.plan, **r.bench.to_dict()} for r in results
+                ]
+                args.json.write_text(json.dumps(rows, indent=1))
     except KeyboardInterrupt:
         print("stopped; what there is:", flush=True)
     lines, code = figures(results)

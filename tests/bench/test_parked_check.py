@@ -26,18 +26,16 @@ def compared(speedup: float, width: float = 1.01) -> Comparison:
     ],
 )
 def test_equal_is_told_from_not_equal(beside: Comparison, said: str) -> None:
-    check = ParkedCheck(alone_us=100.0, beside={"peer": beside}, cpu_ms={"peer": (70.0, 0.0)})
-    cpu, equal, alone = check.sentences()
+    check = ParkedCheck(beside={"peer": beside}, cpu_ms={"peer": (70.0, 0.0)})
+    cpu, equal = check.sentences()
     assert cpu.endswith("70.0 ms of processor time if left to run, 0.0 ms parked")
     assert equal.startswith("eager right after peer: ")
     assert equal.endswith(said)
-    assert alone.startswith("eager with all others parked: 1.235 of its time before")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are parked by POSIX signals")
 def test_parked_processes_use_no_processor_time() -> None:
     found = check_parking(["eager", "reference"], threads=1, seconds=0.05, seed=0)
-    assert found.alone_us > 0
     assert list(found.beside) == ["reference"]
     if sys.platform == "linux":
         assert set(found.cpu_ms) == {"eager", "reference"}

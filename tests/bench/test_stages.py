@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.parked_check import cpu_s
 from torchweld.bench.runtime_server import arrays_of
 from torchweld.bench.runtimes.onnx_exports import OnnxReadingRuntime
+from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
+from torchweld.bench.runtimes.torchweld_runtimes import BackendRuntime
 from torchweld.bench.stage_timing import single_calls
-from torchweld.bench.stages import LocalStage, ProcessStage, Stage, open_stage
+from torchweld.bench.stages import Stage, open_stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.errors import TorchweldError
@@ -43,9 +46,9 @@ needs_openvino = pytest.mark.skipif(
 
 
 def test_processes_are_started_only_for_who_needs_one() -> None:
-    assert isinstance(open_stage(["eager", "cpu", "torch:mkldnn", "mkldnn"], 1), LocalStage)
+    assert not open_stage(["eager", "cpu", "torch:mkldnn", "mkldnn"], 1).processes
     for name in ("compile", "compile-max", "compile:inductor", "onnxruntime", "openvino"):
-        assert isinstance(open_stage(["eager", "cpu", name], 1), ProcessStage)
+        assert open_stage(["eager", "cpu", name], 1).processes
 
 
 def outputs(stage: Stage, names: list[str]) -> list[np.ndarray]:
@@ -64,9 +67,9 @@ def outputs(stage: Stage, names: list[str]) -> list[np.ndarray]:
 @needs_signals
 def test_both_stages_do_the_same_work() -> None:
     names = ["eager", "reference"]
-    with LocalStage(1) as local:
+    with Stage(1) as local:
         here = outputs(local, names)
-    with ProcessStage(1) as stage:
+    with Stage(1, processes=True) as stage:
         there = outputs(stage, names)
     for one, other in zip(here, there, strict=True):
         assert one.shape == (2, 3, 4)
@@ -75,7 +78,7 @@ def test_both_stages_do_the_same_work() -> None:
 
 @needs_signals
 def test_only_one_worker_runs_at_a_time() -> None:
-    with ProcessStage(1) as stage:
+    with Stage(1, processes=True) as stage:
         assert stage.start(["eager", "mkldnn"]) == {}
         stage.ask("eager", "load", BlockSource(mlp=GATED))
         stage.ask("mkldnn", "load", BlockSource(mlp=GATED))
@@ -96,15 +99,17 @@ def test_only_one_worker_runs_at_a_time() -> None:
 
 
 def test_a_local_side_runs_without_gradients_and_says_what_went_wrong() -> None:
-    with LocalStage(1) as stage:
-        assert "KeyError" in stage.start(["no such runtime"])["no such runtime"]
-        stage.start(["eager"])
+    broken = partial(BackendRuntime, "nobody")
+    with Stage(1, {"eager": EagerRuntime, "broken": broken}) as stage:
+        reasons = stage.start(["eager", "broken"])
+        assert stage.names == ["eager"]
+        assert "unknown backend 'nobody'" in reasons["broken"]
         with pytest.raises(WorkerError, match="AttributeError"):
             stage.ask("eager", "prepare", 3)
         stage.ask("eager", "load", BlockSource(mlp=PLAIN))
         stage.ask("eager", "prepare", 3)
         assert torch.is_grad_enabled()
-        assert not stage._servers["eager"].call().requires_grad or torch.is_grad_enabled()
+        assert not stage.workers["eager"].held.call().requires_grad or torch.is_grad_enabled()
         assert stage.side("eager", cold=True).time(1) > 0
 
 
@@ -121,7 +126,7 @@ def test_outputs_come_as_arrays_whatever_a_runtime_returns() -> None:
 
 
 def test_single_calls_take_turns_and_are_counted() -> None:
-    with LocalStage(1) as stage:
+    with Stage(1) as stage:
         stage.start(["eager", "torch"])
         for name in stage.names:
             stage.ask(name, "load", BlockSource(mlp=PLAIN))
@@ -201,7 +206,7 @@ def test_onnx_runtime_computes_every_activation_as_eager_does() -> None:
     names = [name for name in ACTIVATIONS if name != "identity"]
     mlps = [MlpShape(sizes=(8, 16, 4), activation=name) for name in names]
     mlps += [GATED, MlpShape(sizes=(8, 16), activation="identity")]
-    with ProcessStage(1) as stage, LocalStage(1) as local:
+    with Stage(1, processes=True) as stage, Stage(1) as local:
         assert stage.start(["onnxruntime"]) == {}
         local.start(["eager"])
         for mlp in mlps:
@@ -235,10 +240,11 @@ def test_foreign_peers_are_left_out_of_what_is_not_float32(
 ) -> None:
     """They are not asked at all, so they need not be there."""
     half, peers = case(dtype="bfloat16"), ("onnxruntime", "openvino")
-    monkeypatch.setattr(OnnxReadingRuntime, "absent", lambda self, whole: "")
+    for runtime in OnnxReadingRuntime.__subclasses__():
+        monkeypatch.setattr(runtime, "needs", ())
     bench = plan([half], ("torch",), peers, seconds=0.1)
     assert bench.against == peers
-    with LocalStage(1) as stage:
+    with Stage(1) as stage:
         assert stage.start(["eager", "torch"]) == {}
         cell = BlockBench(stage, bench, {}).cell(half, latency=False)
     for name in peers:

@@ -1,14 +1,13 @@
 """Whether sides that wait their turn leave the one that runs alone: the proof that parking works.
 
 In: names of block runtimes. Out: a `ParkedCheck`, whose sentences go into the notes of a bench. One
-block is timed in eager before the other processes exist, right after each of them was driven and
-parked, and again when they have long been idle.
+block is timed in eager right after each other process was driven and parked, and again when that
+has long been idle.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from pathlib import Path
 from torchweld.bench.cases import Case
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.grid import BLOCKS
-from torchweld.bench.stage_timing import MIN_ROUNDS, paired
-from torchweld.bench.stages import ProcessSide, ProcessStage
-from torchweld.bench.workers.worker_process import WorkerError
+from torchweld.bench.stage_timing import paired
+from torchweld.bench.stages import Stage, StageSide
+from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.core.not_measured import NotMeasured
 from torchweld.timing import Comparison
 
@@ -34,12 +33,10 @@ PATIENCE = 2
 class ParkedCheck:
     """Eager beside parked processes, against eager alone: 1 is what the ratio has to be.
 
-    alone_us: eager's time before any other process was started
-    beside:   eager when a process has long been idle, against eager right after it was driven
-    cpu_ms:   processor time of each process right after its calls: left to run, and parked
+    beside: eager when a process has long been idle, against eager right after it was driven
+    cpu_ms: processor time of each process right after its calls: left to run, and parked
     """
 
-    alone_us: float
     beside: Mapping[str, Comparison]
     cpu_ms: Mapping[str, tuple[float, float]]
 
@@ -51,14 +48,6 @@ class ParkedCheck:
             )
         for name, comparison in self.beside.items():
             yield f"eager right after {name}: {_beside_words(comparison)}"
-        times = [comparison.baseline_us for comparison in self.beside.values()]
-        now_us = [us for us in times if not isinstance(us, NotMeasured)]
-        if now_us:
-            ratio = statistics.median(now_us) / self.alone_us
-            yield (
-                f"eager with all others parked: {ratio:.3f} of its time before they were started "
-                f"({self.alone_us:.1f} µs); not paired, so the machine's drift is in it"
-            )
 
 
 def _beside_words(comparison: Comparison) -> str:
@@ -76,61 +65,42 @@ def _beside_words(comparison: Comparison) -> str:
 
 
 def check_parking(names: Sequence[str], threads: int, seconds: float, seed: int) -> ParkedCheck:
-    """`names` besides eager. Who cannot run the block is left out here; the cells say why."""
-    with ProcessStage(threads) as stage:
-        stage.start(["eager"])
-        _prepare(stage, "eager", seed)
-        alone_us = _eager_us(stage, seconds / 2)
-        stage.start([name for name in names if name != "eager"])
-        beside: dict[str, Comparison] = {}
-        cpu_ms: dict[str, tuple[float, float]] = {}
+    """`names` has eager. Who cannot run the block is left out here; the cells say why."""
+    beside: dict[str, Comparison] = {}
+    cpu_ms: dict[str, tuple[float, float]] = {}
+    with Stage(threads, processes=True) as stage:
+        stage.start(names)
         for name in stage.names:
-            if name != "eager" and not _prepare(stage, name, seed):
+            try:
+                stage.ask(name, "load", BlockSource(mlp=CASE.mlp, seed=seed))
+                stage.ask(name, "prepare", *CASE.lead)
+            except WorkerError:
                 continue
             running_s, parked_s = (_cpu_after_call_s(stage, name, park) for park in (False, True))
             if math.isfinite(running_s + parked_s):
                 cpu_ms[name] = (running_s * 1e3, parked_s * 1e3)
             if name != "eager":
-                sides = [EagerAfter(stage, name, gap_s) for gap_s in (IDLE_S, 0.0)]
                 beside |= paired(
-                    sides,
+                    [EagerAfter(stage, name, gap_s) for gap_s in (IDLE_S, 0.0)],
                     ["eager alone", name],
                     seconds=seconds,
                     threads=threads,
                     seed=seed,
                     patience=PATIENCE,
                 )
-    return ParkedCheck(alone_us=alone_us, beside=beside, cpu_ms=cpu_ms)
+    return ParkedCheck(beside=beside, cpu_ms=cpu_ms)
 
 
-def _prepare(stage: ProcessStage, name: str, seed: int) -> bool:
-    try:
-        stage.ask(name, "load", BlockSource(mlp=CASE.mlp, seed=seed))
-        stage.ask(name, "prepare", *CASE.lead)
-    except WorkerError:
-        if name == "eager":
-            raise
-        return False
-    return True
-
-
-def _eager_us(stage: ProcessStage, seconds: float) -> float:
-    side, begun_s = stage.side("eager"), time.perf_counter()
-    found: list[float] = []
-    while len(found) < MIN_ROUNDS or time.perf_counter() - begun_s < seconds:
-        found.append(side.time(2) / 2)
-    return statistics.median(found) * 1e6
-
-
-def _cpu_after_call_s(stage: ProcessStage, name: str, parked: bool) -> float:
+def _cpu_after_call_s(stage: Stage, name: str, parked: bool) -> float:
     """Processor time that a side uses in the `IDLE_S` after a call."""
     stage.ask(name, "visit", 1, False)
     if parked:
         stage.park_all()
-    pid = stage.workers[name].pid
-    before_s = cpu_s(pid)
+    worker = stage.workers[name]
+    assert isinstance(worker, WorkerProcess)
+    before_s = cpu_s(worker.pid)
     time.sleep(IDLE_S)
-    return cpu_s(pid) - before_s
+    return cpu_s(worker.pid) - before_s
 
 
 def cpu_s(pid: int) -> float:
@@ -139,13 +109,13 @@ def cpu_s(pid: int) -> float:
     return sum(int(f.read_text().split()[0]) for f in files) / 1e9 if files else math.nan
 
 
-class EagerAfter(ProcessSide):
+class EagerAfter(StageSide):
     """Eager, timed after `before` was driven and parked: at once, or when `gap_s` have passed.
 
     The caches are in the same state either way, so only a pool that still runs makes a difference.
     """
 
-    def __init__(self, stage: ProcessStage, before: str, gap_s: float) -> None:
+    def __init__(self, stage: Stage, before: str, gap_s: float) -> None:
         super().__init__(stage, "eager")
         self._before, self._gap_s = before, gap_s
 

@@ -1,7 +1,6 @@
 """A runtime that answers commands: what it gives, how long calls take, what they cost beside that.
 
-`RuntimeServer` has one method per command. It runs in a worker process (`serve_runtime` makes it
-there), or in this process on a `LocalStage`.
+`RuntimeServer` has one method per command. `serve_runtime` makes it in a worker process.
 """
 
 from __future__ import annotations
@@ -124,8 +123,13 @@ class RuntimeServer:
         self.show()
         return arrays_of(self.call())
 
-    def visit(self, calls: int, cold: bool) -> tuple[float, bool]:
+    def time(self, calls: int) -> tuple[float, bool]:
         """Seconds for `calls` calls, and whether the processor was taken away meanwhile."""
+        self.show()
+        return self.side.time(calls), self.side.preempted
+
+    def visit(self, calls: int, cold: bool) -> tuple[float, bool]:
+        """As `time`, after other processes have run."""
         self.show()
         if cold:
             # One call stands for all: each would need its own flush, a thousand times its cost.

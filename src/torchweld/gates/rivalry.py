@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torchweld.bench.runtimes.runtime import Call, Runtime
-from torchweld.bench.stages import ProcessStage
+from torchweld.bench.stages import Stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.untold import untold
@@ -63,7 +63,7 @@ def rivalry(
             f"folder, as in model.py:make in {here.folder} and in {other.folder}"
         )
     runtimes = dict.fromkeys((THIS, OTHER), ContenderRuntime)
-    with ProcessStage(torch.get_num_threads(), runtimes) as stage:
+    with Stage(torch.get_num_threads(), runtimes, processes=True) as stage:
         for reason in stage.start([THIS, OTHER]).values():
             raise NotMeasuredError(
                 f"a process to time in did not start: {reason}; what would help: {COUNTERS_ALONE}"
@@ -80,11 +80,11 @@ def rivalry(
         yield Rival(name=_shown(here, other), measure=measure)
 
 
-def _compared(stage: ProcessStage, clock: Clock) -> Comparison:
+def _compared(stage: Stage, clock: Clock) -> Comparison:
     return compare_sides(stage.side(OTHER), stage.side(THIS), clock, names=(OTHER, THIS))
 
 
-def _ask(stage: ProcessStage, one: Contender, name: str, command: str, *arguments: Any) -> None:
+def _ask(stage: Stage, one: Contender, name: str, command: str, *arguments: Any) -> None:
     try:
         stage.ask(name, command, *arguments)
     except WorkerError as error:

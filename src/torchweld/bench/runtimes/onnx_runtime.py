@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchweld.bench.runtimes.onnx_exports import OnnxExport, OnnxReadingRuntime
+from torchweld.bench.runtimes.onnx_exports import OnnxReadingRuntime
 from torchweld.bench.runtimes.runtime import Call, Source
 from torchweld.timing import CallableSide
 
@@ -26,12 +26,12 @@ class OnnxRuntime(OnnxReadingRuntime):
         super().load(source)
         self.sessions: dict[bytes | str, Any] = {}  # of a block, one serves any number of rows
 
-    def call_exported(self, exported: OnnxExport) -> Call:
-        calls = {form: self._call(graph, exported) for form, graph in exported.forms.items()}
+    def call_exported(self) -> Call:
+        calls = {form: self._call(graph) for form, graph in self.graphs.items()}
         self.form = fastest(calls) if len(calls) > 1 else next(iter(calls))
         return calls[self.form]
 
-    def _call(self, graph: bytes | str, exported: OnnxExport) -> Call:
+    def _call(self, graph: bytes | str) -> Call:
         if graph not in self.sessions:
             options = self.library.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
@@ -40,7 +40,7 @@ class OnnxRuntime(OnnxReadingRuntime):
                 graph, options, providers=["CPUExecutionProvider"]
             )
         session = self.sessions[graph]
-        feed = exported.fed([one.name for one in session.get_inputs()])
+        feed = self.fed([one.name for one in session.get_inputs()])
         return lambda: session.run(None, feed)
 
     def details(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchweld.bench.runtimes.onnx_exports import OnnxExport, OnnxReadingRuntime
+from torchweld.bench.runtimes.onnx_exports import OnnxReadingRuntime
 from torchweld.bench.runtimes.runtime import Call
 
 
@@ -19,9 +19,9 @@ class OpenVinoRuntime(OnnxReadingRuntime):
     def start(self) -> None:
         self.core: Any = import_module("openvino").Core()
 
-    def call_exported(self, exported: OnnxExport) -> Call:
-        model = self.core.read_model(next(iter(exported.forms.values())))
-        feed = exported.fed([one.get_any_name() for one in model.inputs])
+    def call_exported(self) -> Call:
+        model = self.core.read_model(next(iter(self.graphs.values())))
+        feed = self.fed([one.get_any_name() for one in model.inputs])
         if model.is_dynamic():
             model.reshape({name: list(array.shape) for name, array in feed.items()})
         settings = {
