@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from tests.behaviours.harness import Mlp, Steps, X, either, refused, welded
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 # Aliases of a hidden value [8, 20]. The change made through them is a clamp at values that ordinary
 # inputs do not reach, so results on the recorded inputs do not show it.
@@ -54,7 +55,7 @@ ALIASES: dict[str, Callable[[Tensor], object]] = {
     "real": lambda h: h.real,
     "alias_copy_free_to": lambda h: h.to(torch.float32),
     "contiguous": lambda h: h.contiguous(),
-    "from_dlpack": lambda h: torch.from_dlpack(h),
+    "from_dlpack": lambda h: from_dlpack(h),
     "from_numpy": lambda h: torch.from_numpy(h.numpy()),
     "as_tensor": lambda h: torch.as_tensor(h),
     "a_tensor_set_to_its_storage": lambda h: torch.tensor([]).set_(h.untyped_storage()),
@@ -78,7 +79,7 @@ EDITS: dict[str, Callable[[Tensor], object]] = {
     "an_operator_on_a_view": lambda h: operator.isub(h[:, :9], F.relu(h[:, :9] - 50)),
     "hardtanh_": lambda h: F.hardtanh_(h.view(-1), -50, 50),
     "renorm_": lambda h: h.renorm_(2, 0, 500.0),
-    "set_": lambda h: h.set_(h.clamp(-50, 50)),
+    "set_": lambda h: h.set_(h.clamp(-50, 50)),  # type: ignore[call-overload]
     "new_data": lambda h: setattr(h, "data", h.clamp(-50, 50)),
     "swap_tensors": lambda h: torch.utils.swap_tensors(h, h.clamp(-50, 50)),
     "numpy": lambda h: np.clip(h.numpy(), -50, 50, out=h.numpy()),

@@ -229,6 +229,8 @@ def a_none_attribute_becomes_a_module() -> Steps:
 @welded
 def a_buffer_appears_that_was_none() -> Steps:
     class Model(Mlp):
+        mask: Tensor | None
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mask", None)

@@ -90,7 +90,7 @@ class Listed(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(K, K) for _ in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:  # type: ignore[union-attr]
+        for layer in self.layers[:-1]:
             x = torch.tanh(layer(x))
         y: Tensor = self.layers[-1](x)
         return y

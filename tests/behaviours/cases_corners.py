@@ -21,10 +21,10 @@ from tests.behaviours.harness import (
     X,
     before_and_after,
     either,
-    fixed,
     refused,
     welded,
 )
+from tests.support.helpers import fixed
 from torch import Tensor, nn
 
 LONG = torch.cat([X, X])
@@ -92,7 +92,7 @@ def an_attribute_of_a_metaclass_changes() -> Steps:
 
 @either
 def another_dictionary_takes_the_place_of_an_objects_own() -> Steps:
-    config = Config(flag=False)
+    config: Any = Config(flag=False)
     yield from before_and_after(
         Asking(lambda *_: config.flag), lambda _: setattr(config, "__dict__", {"flag": True})
     )

@@ -225,9 +225,8 @@ def a_keyword_default_of_a_helper_is_replaced() -> Steps:
     def finish(y: Tensor, *, bounded: bool = False) -> Tensor:
         return y.tanh() if bounded else y
 
-    yield from before_and_after(
-        _model(finish)(), lambda _: finish.__kwdefaults__.update(bounded=True)
-    )
+    defaults: Any = finish.__kwdefaults__
+    yield from before_and_after(_model(finish)(), lambda _: defaults.update(bounded=True))
 
 
 @welded
@@ -322,7 +321,7 @@ def a_list_in_a_closure_changes() -> Steps:
 
 @welded
 def a_function_in_a_closure_is_replaced() -> Steps:
-    act = F.gelu
+    act: Any = F.gelu
 
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ def a_cached_property_is_cleared() -> Steps:
         def flag(self) -> bool:
             return self.source
 
-    def change(model: nn.Module) -> None:
+    def change(model: Model) -> None:
         model.source = True
         vars(model).pop("flag", None)
 

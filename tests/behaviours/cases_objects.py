@@ -60,7 +60,7 @@ def a_field_of_a_config_names_the_activation() -> Steps:
             self.config = Config()
 
         def forward(self, x: Tensor) -> Tensor:
-            act = {"gelu": F.gelu, "relu": F.relu}[self.config.act]
+            act: Any = {"gelu": F.gelu, "relu": F.relu}[self.config.act]
             y: Tensor = self.down(act(self.up(x)))
             return y
 

@@ -160,7 +160,7 @@ def scripting_and_compiling_are_asked_for() -> Steps:
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.down(F.gelu(self.up(x)))
-            asked = torch.jit.is_scripting() or torch.compiler.is_compiling()
+            asked = torch.jit.is_scripting() or torch.compiler.is_compiling()  # type: ignore[attr-defined]
             return y.tanh() if asked else y
 
     model = yield Model()

@@ -153,7 +153,7 @@ def a_branch_on_the_dtype() -> Steps:
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             if x.dtype == torch.float64:
-                return self.down(F.relu(self.up(x.float()))).double()  # type: ignore[no-any-return]
+                return self.down(F.relu(self.up(x.float()))).double()
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y
 

@@ -117,7 +117,7 @@ def a_bias_is_taken_away() -> Steps:
 
 @welded
 def a_bias_appears() -> Steps:
-    model = Mlp()
+    model: Any = Mlp()
     model.up.bias = None
     yield from before_and_after(model, lambda m: setattr(m.up, "bias", nn.Parameter(torch.ones(H))))
 

@@ -211,7 +211,7 @@ def _judge(case: Case, outcome: Outcome) -> None:
         )
 
 
-def _results(case: Case, outcome: Outcome | None) -> Iterator[Any]:
+def _results(case: Case, outcome: Outcome | None) -> Steps:
     """What one run yields. With an outcome, the model is welded, and the outcome filled in."""
     torch.manual_seed(0)
     steps = case.steps()

@@ -121,7 +121,7 @@ def test_a_bench_to_show_that_is_not_one_is_refused(bench: Bencher, tmp_path: Pa
     file.write_text("{}")
     code, _, err = bench("--show", str(file))
     assert code == 2
-    assert "must be 'torchweld.bench' and 3" in err
+    assert "is not a bench that torchweld saved" in err
     code, _, err = bench("--show", str(file), "--rows", "3")
     assert code == 2
     assert "--rows asks for another" in err

@@ -17,12 +17,13 @@ from torch import nn
 from torchweld.cli import fuse_command as fuse_verb
 from torchweld.cli import profile_command as profile_verb
 from torchweld.cli.main import run
-from torchweld.core.inputs import as_workloads
-from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
-from torchweld.history import Fingerprint, History, store
+from torchweld.history import Fingerprint, History, fingerprint_here, store
 from torchweld.plans import planner, whole_model
 from torchweld.plans.plan import Plan, Whole
+from torchweld.plans.planner import PlanWithRounds
+from torchweld.plans.tuning import TunedBlocks
+from torchweld.plans.whole_model import MeasuredWhole
 
 Captured = pytest.CaptureFixture[str]
 Say = Callable[..., tuple[int, str, str]]
@@ -159,11 +160,12 @@ def test_series_of_log_ratios_are_speed_ups(say: Say) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """A run `there` of another machine."""
-    real = store.fingerprint_here
 
     def other() -> Fingerprint:
         versions = {"openvino": "1.0"}
-        return replace(real(), key="0123456789ab", cpu="Z80", threads=64, versions=versions)
+        return replace(
+            fingerprint_here(), key="0123456789ab", cpu="Z80", threads=64, versions=versions
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "fingerprint_here", other)
@@ -255,7 +257,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Plan:
         planned=(),
         whole=(one,),
     )
-    monkeypatch.setattr(fuse_verb, "make_plan", lambda *_, **__: made)
+    timed = PlanWithRounds(plan=made, wholes=(MeasuredWhole(whole=one),))
+    monkeypatch.setattr(fuse_verb, "plan_with_rounds", lambda *_: timed)
     return made
 
 
@@ -277,22 +280,14 @@ def test_a_plan_is_kept_with_the_rounds_of_the_whole_model(
 ) -> None:
     monkeypatch.setattr(whole_model, "compare", FakeCompare(speedup=3.2))
 
-    def make_plan(model: nn.Module, given: list[Any], **_: object) -> Plan:
+    def plan_with_rounds(model: nn.Module, given: list[Any], _: object) -> PlanWithRounds:
         """Welds by force, and times the whole all the same."""
         made = planner.plan(model, given, force=True)
-        (workload,) = as_workloads(given)
-        one = whole_model.measure_whole(
-            model,
-            made.decisions,
-            made.planned,
-            workload,
-            training=False,
-            budget_s=1.0,
-            predicted=NotMeasured("nobody asked"),
-        )
-        return replace(made, whole=(one,))
+        tuned = TunedBlocks(planned=made.planned, training=False)
+        one = whole_model.measure_whole(model, tuned, given[0], budget_s=1.0)
+        return PlanWithRounds(plan=replace(made, whole=(one.whole,)), wholes=(one,))
 
-    monkeypatch.setattr(fuse_verb, "make_plan", make_plan)
+    monkeypatch.setattr(fuse_verb, "plan_with_rounds", plan_with_rounds)
     file = tmp_path / "plan.json"
     assert say("fuse", "policy", "--no-profile", "--save", "main", "--out", str(file))[0] == 0
     timed, plan = json.loads(say("history", "show", "main", "--json")[1])["cells"]
@@ -344,7 +339,7 @@ def test_what_cannot_be_kept_is_found_before_anything_is_measured(
     path.write_text("not a database, but long enough to be looked at as one" * 20)
     code, _, err = say(verb, "policy", "--save", "main")
     assert code == 2
-    assert "no SQLite file" in err
+    assert "not an SQLite file" in err
 
 
 def test_a_recording_is_not_kept_as_if_it_were_measured_here(say: Say, tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_a_process_of_its_own_gives_a_comparison_or_says_why_not(
 ) -> None:
     monkeypatch.chdir(folders / "good")
     subject = Subject.load("model.py:make")
-    made = planner.plan(subject.model, subject.given, force=True)
+    made = planner.plan(subject.model, subject.workloads, force=True)
     found = fresh_process.compare_afresh(subject, made, 0, Clock(seconds=0.5))
     assert (found.baseline, found.candidate, found.threads) == ("eager", "welded", 1)
     assert found.rounds > 0

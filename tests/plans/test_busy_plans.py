@@ -15,8 +15,7 @@ from torchweld.cli.main import run
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.models import MODELS
-from torchweld.plans.known_speeds import SpeedTable
-from torchweld.plans.planner import table_here
+from torchweld.plans.known_speeds import SpeedTable, table_here
 from torchweld.report.plan_text import sentence
 from torchweld.welds.swapping.swap import stats
 
@@ -66,11 +65,11 @@ def test_the_exit_code_tells_not_measured_from_not_faster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchweld.plans import tuning
-    from torchweld.plans.way_timing import Timed
+    from torchweld.plans.choice_timing import Timed
 
     def told(verdict: str, speed: Speed | NotMeasured) -> int:
         def times(*args: object) -> dict[object, Timed]:
-            return dict.fromkeys(args[4], Timed(verdict=verdict, speed=speed))  # type: ignore[call-overload, arg-type]
+            return dict.fromkeys(args[3], Timed(verdict=verdict, speed=speed))  # type: ignore[call-overload, arg-type]
 
         monkeypatch.setattr(tuning, "time_choices", times)
         return run(["fuse", "policy", "--quick", "--no-profile", "--afresh"])
@@ -88,12 +87,12 @@ def test_the_exit_code_tells_not_measured_from_not_faster(
 def test_without_timing_a_table_decides_however_busy_the_machine_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from torchweld.plans import tuning, way_timing
+    from torchweld.plans import choice_timing, tuning
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("timed")
 
-    monkeypatch.setattr(way_timing, "compare", never)
+    monkeypatch.setattr(choice_timing, "compare", never)
     monkeypatch.setattr(tuning, "time_choices", never)
     table = table_here()
     if isinstance(table, NotMeasured):
@@ -131,10 +130,10 @@ def test_what_no_table_knows_is_left_as_it_is() -> None:
 def test_without_a_table_nothing_is_welded_and_the_plan_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from torchweld.plans import planner
+    from torchweld.plans import tuning
 
     why = NotMeasured("no table of speeds for riscv is shipped")
-    monkeypatch.setattr(planner, "table_here", lambda: why)
+    monkeypatch.setattr(tuning, "table_here", lambda: why)
     model, inputs = MODELS["policy"].build()
     made = tw.plan(model, inputs, measure=False)
     assert made.decisions == ()
@@ -155,4 +154,4 @@ def test_tables_are_read_for_the_kernels_in_use() -> None:
     table = table_here()
     assert isinstance(table, (SpeedTable, NotMeasured))
     if isinstance(table, SpeedTable):
-        assert table.isa == tw._ops.compiled.isa()  # type: ignore[union-attr]
+        assert table.isa == tw._ops.compiled.isa()

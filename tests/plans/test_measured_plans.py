@@ -23,7 +23,9 @@ from torchweld.core.speeds import Speed
 from torchweld.machine import measured_peaks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
-from torchweld.plans import ceiling, planner, tuning, way_timing, whole_model
+from torchweld.numerics.model_check import compare_results
+from torchweld.plans import ceiling, choice_timing, planner, time_budget, tuning, whole_model
+from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Trial, Tuning
 from torchweld.profiles.profile import About, Module, Profile
@@ -75,7 +77,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         return found if len(found) > 1 else found[0]
 
-    monkeypatch.setattr(way_timing, "compare", compare)
+    monkeypatch.setattr(choice_timing, "compare", compare)
     monkeypatch.setattr(whole_model, "compare", compare)
     monkeypatch.setattr(ceiling, "compare", compare)
     monkeypatch.setattr(planner, "load_words", lambda: "")
@@ -132,11 +134,10 @@ def test_what_was_remembered_is_verified_with_the_weights_of_today(
 ) -> None:
     model, inputs = policy()
     assert tw.plan(model, inputs, budget_s=6).decisions
-    real = tuning.verify_choice
 
     def wrong(*args: Any) -> Trial:
         off = NotMeasured("off")
-        return replace(real(*args), verified=False, verdict="wrong", speed=off)
+        return replace(verify_choice(*args), verified=False, verdict="wrong", speed=off)
 
     monkeypatch.setattr(tuning, "verify_choice", wrong)
     assert tw.plan(model, inputs, budget_s=6).decisions == ()
@@ -160,8 +161,8 @@ def test_a_damaged_memory_counts_as_empty(tmp_path: Path, content: str) -> None:
     memory.keep("a", kept)
     found = MeasurementCache(path).recall("a", Tuning)
     assert found is not None
-    assert found.record == kept
-    assert found.at
+    assert found.remembered
+    assert replace(found, remembered=None) == kept
     assert MeasurementCache(path).recall("b", Tuning) is None
 
 
@@ -179,13 +180,13 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
     before = [(type(module), sorted(module.__dict__)) for module in model.modules()]
     calls: list[int] = []
 
-    def interrupted(*args: Any) -> dict[Choice, way_timing.Timed]:
+    def interrupted(*args: Any) -> dict[Choice, choice_timing.Timed]:
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
         # What really comes out may be "not measured", on a busy machine, and is not kept then.
-        slow = way_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
-        return dict.fromkeys(args[4], slow)
+        slow = choice_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
+        return dict.fromkeys(args[3], slow)
 
     monkeypatch.setattr(tuning, "time_choices", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -259,11 +260,10 @@ def test_a_model_on_meta_is_planned_and_the_plan_says_what_it_could_not_do() -> 
 def test_a_whole_that_disagrees_keeps_nothing(
     steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = whole_model.compare_results
     monkeypatch.setattr(
         whole_model,
         "compare_results",
-        lambda *args: [replace(one, ok=False, reason="is off") for one in real(*args)],
+        lambda *args: [replace(one, ok=False, reason="is off") for one in compare_results(*args)],
     )
     model, inputs = policy()
     made = tw.plan(model, inputs, budget_s=6, remember=False)
@@ -321,11 +321,11 @@ def test_applying_twice_is_applying_once() -> None:
 
 def test_a_compiled_model_is_welded_inside() -> None:
     model, inputs = policy()
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     tw.apply(compiled, tw.plan(model, inputs, force=True))
     assert welded_paths(model)
-    assert tw.plan_of(compiled) is not None  # type: ignore[arg-type]
-    tw.undo(compiled)  # type: ignore[arg-type]
+    assert tw.plan_of(compiled) is not None
+    tw.undo(compiled)
     assert not welded_paths(model)
 
 
@@ -388,7 +388,7 @@ def test_a_plan_fits_into_a_hundred_columns() -> None:
 def test_the_verdict_comes_first_and_details_on_request(
     steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "welding_bound", lambda profile: 2.5)
+    monkeypatch.setattr(whole_model, "welding_bound", lambda profile: 2.5)
     model, inputs = policy()
     profile = Profile(about=About(source="live", what="p"), step_us=1.0, modules=ROOT, ops=())
     made = tw.plan(model, inputs, budget_s=6, remember=False, profile=profile)
@@ -420,9 +420,9 @@ def test_a_plan_by_force_tells_the_memory_of_its_copies() -> None:
 def test_fuse_leaves_a_plan_and_one_line_whatever_came_of_it(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def busy(*args: Any) -> dict[Choice, way_timing.Timed]:
-        unknown = way_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
-        return dict.fromkeys(args[4], unknown)
+    def busy(*args: Any) -> dict[Choice, choice_timing.Timed]:
+        unknown = choice_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
+        return dict.fromkeys(args[3], unknown)
 
     monkeypatch.setattr(tuning, "time_choices", busy)
     model, inputs = policy()
@@ -483,13 +483,13 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
     deadlines: list[float] = []
     real = tuning.tune
 
-    def tune(*args: Any, deadline_s: float, **kwargs: Any) -> Any:
-        deadlines.append(deadline_s - time.perf_counter())
-        return real(*args, deadline_s=deadline_s, **kwargs)
+    def tune(model: Any, blocks: Any, options: Any, budget: Any, memory: Any) -> Any:
+        deadlines.append(budget.blocks_end_s - time.perf_counter())
+        return real(model, blocks, options, budget, memory)
 
     monkeypatch.setattr(planner, "tune", tune)
     made = tw.plan(Slow().eval(), torch.randn(1, 64), budget_s=4.0)
-    assert 4.0 * (1 - planner.UNTIMED_SHARE) - 1.0 < deadlines[0] <= 3.6
+    assert 4.0 * (1 - time_budget.UNTIMED_SHARE) - 1.0 < deadlines[0] <= 3.6
     assert [d.block.path for d in made.decisions] == ["linear"]
     (one,) = made.whole
     assert one.verdict == "not measured"
@@ -500,18 +500,18 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
 
     # One that is quick is timed beside it, and needs time for that.
     both = tw.plan(Slow().eval(), [torch.randn(1, 64), torch.randn(2, 64)], budget_s=6.0)
-    assert deadlines.pop() <= 6.0 * (1 - planner.WHOLE_SHARE)
+    assert deadlines.pop() <= 6.0 * (1 - time_budget.WHOLE_SHARE)
     assert [one.verdict for one in both.whole] == ["not measured", "faster"]
 
     enough = tw.plan(Slow().eval(), torch.randn(1, 64), budget_s=20.0)
-    assert deadlines[1] <= 20.0 * (1 - planner.WHOLE_SHARE)
+    assert deadlines[1] <= 20.0 * (1 - time_budget.WHOLE_SHARE)
     assert enough.whole[0].verdict == "faster"
 
 
 def test_a_block_whose_rounds_cannot_fit_is_not_begun(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(way_timing, "_call_s", lambda run: 0.9)
+    monkeypatch.setattr(choice_timing, "_call_s", lambda run: 0.9)
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     made = tw.plan(model, torch.randn(1, 64), budget_s=8.0)
     (one,) = made.planned

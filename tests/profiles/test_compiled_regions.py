@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -207,7 +208,8 @@ def inductor() -> Iterator[tuple[nn.Module, Tensor]]:
     import torch._dynamo
 
     torch._dynamo.reset()
-    model, x = torch.compile(Scaled(), dynamic=False), torch.randn(5, 8)
+    model: Any = torch.compile(Scaled(), dynamic=False)
+    x = torch.randn(5, 8)
     with torch.no_grad():
         model(x)
     yield model, x
@@ -249,7 +251,8 @@ def test_a_graph_whose_code_is_lost_is_not_measured(
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 def test_training_counts_the_same_whether_compiled_in_the_block_or_before() -> None:
-    model = torch.compile(nn.Sequential(FusedMLP((8, 16, 8)), nn.Linear(8, 8), nn.GELU()))
+    layers = nn.Sequential(FusedMLP((8, 16, 8)), nn.Linear(8, 8), nn.GELU())
+    model: Any = torch.compile(layers)
     x = torch.randn(6, 8)
     found = []
     for _ in range(2):

@@ -44,7 +44,7 @@ def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [("events", "rank"), ("rank", "events")])
 def test_keys_may_come_in_any_order(tmp_path: Path, order: tuple[str, str]) -> None:
-    parts = {
+    parts: dict[str, dict[str, Any]] = {
         "events": {"traceEvents": MadeTrace().launch("sgemm", 0, 5, 3, 1).events},
         "rank": {
             "otherData": {"nested": [1, {"traceEvents": [1]}]},
@@ -109,7 +109,7 @@ def test_fractions_of_a_microsecond_survive_times_since_1970(tmp_path: Path) -> 
     path.write_text(text)
     a, b = read_trace(path).ops
     assert b.start_us - a.start_us == pytest.approx(3.254, abs=1e-9)
-    assert (a.raw_us, b.raw_us) == (pytest.approx(2.25), pytest.approx(0.003))
+    assert (a.raw_us, b.raw_us) == pytest.approx((2.25, 0.003))
 
 
 # ---- events that cannot be used ----
@@ -169,7 +169,8 @@ def test_a_malformed_event_is_skipped_and_counted(tmp_path: Path, event: Any, fi
 
 def test_shapes_that_cannot_be_read_are_counted_and_the_op_stays(tmp_path: Path) -> None:
     trace = MadeTrace()
-    for i, shapes in enumerate(([["a"]], 5, [[-1]], [[1.5]], [[2], [3]], None)):
+    wrong: list[Any] = [[["a"]], 5, [[-1]], [[1.5]], [[2], [3]], None]
+    for i, shapes in enumerate(wrong):
         trace.op("aten::mm", 10 * i, 5, **{"Input Dims": shapes, "Input type": ["float"]})
     profile = read_trace(trace.write(tmp_path / "trace.json"))
     assert [op.inputs for op in profile.ops] == [()] * 6

@@ -244,7 +244,7 @@ def test_a_training_step_leaves_neither_gradients_nor_steps() -> None:
 def test_a_workload_that_changes_weights_is_told_of() -> None:
     model = zoo.Functional(F.relu)
 
-    def change(m: nn.Module) -> None:
+    def change(m: zoo.Functional) -> None:
         m(X)
         m.a.weight.add_(1)
 

@@ -322,7 +322,7 @@ def step(model: nn.Module) -> None:
     model(X).sum().backward()
     with torch.no_grad():
         for p in model.parameters():
-            p -= 1e-3
+            p.sub_(1e-3)
     model.zero_grad()
 
 

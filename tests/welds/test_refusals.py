@@ -236,7 +236,7 @@ def test_weights_of_a_tensor_subclass() -> None:
 def test_a_forward_set_on_the_instance() -> None:
     model = zoo.Functional(F.relu)
     plain = model.a.forward
-    model.a.forward = lambda x: 2 * plain(x)  # type: ignore[method-assign]
+    model.a.forward = lambda x: 2 * plain(x)  # type: ignore[assignment, method-assign]
     blocks = find(model, X)
     assert paths(blocks) == ["b"]
     assert refusal_of(blocks).reason == "a has a forward of its own, set on the instance"
@@ -466,7 +466,7 @@ def test_modules_that_are_closed() -> None:
     assert paths(blocks) == ["0"]
     assert "runs as one op already" in refusal_of(blocks, "1").reason
 
-    compiled = torch.compile(zoo.Functional(F.relu), backend="eager")
+    compiled: Any = torch.compile(zoo.Functional(F.relu), backend="eager")
     blocks = find(nn.Sequential(nn.Linear(K, K), compiled), X)
     assert paths(blocks) == ["0"]
     assert "is compiled" in refusal_of(blocks, "1").reason
@@ -565,7 +565,7 @@ def test_what_the_reader_does_not_know_is_refused() -> None:
 
 def test_weights_that_are_not_finite_are_told() -> None:
     model = nn.Sequential(nn.Linear(K, H), nn.ReLU(), nn.Linear(H, N))
-    nn.init.constant_(model[2].weight, math.inf)
+    nn.init.constant_(model.get_parameter("2.weight"), math.inf)
     blocks = find(model, X)
     assert [block.path for block in blocks] == [""]
     assert "the model has NaN or Inf in its 2.weight" in blocks.notices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,15 @@ from torchweld.machine import kernel_build
 from torchweld.numerics.rule import check_block
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Call
-from torchweld.welds.swapping.swap import decisions_of, is_welded, stats, undo, weld, welded_paths
+from torchweld.welds.swapping.swap import (
+    decisions_of,
+    is_welded,
+    stats,
+    undo,
+    weld,
+    welded_paths,
+    why_not,
+)
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
@@ -109,7 +118,8 @@ def test_other_backends(kind: str, choice: Choice) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes(dtype: torch.dtype) -> None:
-    block = replace(MLP, dtype=str(dtype).removeprefix("torch."))
+    name: Any = str(dtype).removeprefix("torch.")
+    block = replace(MLP, dtype=name)
     module = Mlp().eval().to(dtype)
     weld(module, [decide(block)])
     with torch.no_grad(), kernel_runs("packed"):
@@ -159,7 +169,12 @@ def test_errors_are_the_originals() -> None:
 
 
 class Ignoring(nn.Linear):
-    def forward(self, mask: Tensor, input: Tensor, other: int = 3) -> Tensor:  # noqa: A002
+    def forward(  # type: ignore[override]
+        self,
+        mask: Tensor,
+        input: Tensor,  # noqa: A002
+        other: int = 3,
+    ) -> Tensor:
         return super().forward(input)
 
 
@@ -411,19 +426,22 @@ def test_undo_restores_everything(kind: str) -> None:
 
 def test_what_was_added_since_stays() -> None:
     model, _ = model_of("mlp")
-    model[1].note = "mine"
+    mlp: Any = model[1]
+    mlp.note = "mine"
     undo(model)
-    assert list(model[1].__dict__)[-1] == "note"
+    assert list(mlp.__dict__)[-1] == "note"
 
 
 def test_parameters_names_and_repr_stay() -> None:
     model, plain = model_of("sequential")
+    inner = model[1]
+    assert isinstance(inner, nn.Sequential)
     assert repr(model) == repr(plain)
     assert list(model.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in model.named_modules()] == [n for n, _ in plain.named_modules()]
     assert type(model[1]).__name__ == "Sequential"
     assert [type(m) for m in model[1].children()] == [type(m) for m in plain[1].children()]
-    assert len(model[1]) == 3
+    assert len(inner) == 3
 
 
 def test_paths_and_decisions_are_told() -> None:
@@ -437,7 +455,7 @@ def test_paths_and_decisions_are_told() -> None:
     assert welded_paths(model) == ["a", "b.0", "b.1"]
     assert decisions_of(model) == decisions
     assert not is_welded(model)
-    assert not is_welded(model["b"][0].up)
+    assert not is_welded(model.get_submodule("b.0.up"))
 
 
 def test_undo_at_some_paths() -> None:
@@ -582,7 +600,20 @@ def test_everything_that_is_wrong_is_told_and_nothing_is_changed() -> None:
         strict=True,
     ):
         assert line.strip().startswith(expected)
+    refused = why_not(model, decisions)
+    assert [f"  {one.path}: {one.reason}" for one in refused] == lines
     assert everything(model) == before
+
+
+def test_only_what_would_not_be_welded_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(31, 16), nn.ReLU())
+    first = decide(LINEAR, path="0")
+    assert why_not(model, [first]) == ()
+    refused = why_not(model, [first, decide(LINEAR, path="1"), first])
+    assert [(one.path, one.kind) for one in refused][-1] == ("0", "Linear")
+    assert refused[-1].reason == "is the same module as 0; decide about it once"
+    assert {one.path for one in refused} == {"0", "1"}
+    assert welded_paths(model) == []
 
 
 class Final(type):
@@ -610,6 +641,7 @@ def test_classes_with_slots_and_lists_of_their_subclasses() -> None:
 
     class Listed(nn.Linear):
         __slots__ = ("extra",)
+        extra: int
 
         def __init_subclass__(cls) -> None:
             subclasses.append(cls)
@@ -653,7 +685,8 @@ def test_a_failure_half_way_leaves_nothing_behind() -> None:
 
 
 def test_not_a_model() -> None:
-    for act in (lambda m: weld(m, []), undo, stats, welded_paths):
+    acts: list[Callable[[Any], object]] = [lambda m: weld(m, []), undo, stats, welded_paths]
+    for act in acts:
         with pytest.raises(TorchweldError, match="model is a list"):
             act([nn.Linear(2, 2)])
 

@@ -29,9 +29,11 @@ from tests.support.swap_blocks import (
 from torch import Tensor, nn
 
 import torchweld as tw
+from torchweld import ops
 from torchweld.core.errors import TorchweldError
 from torchweld.welds.decisions import Choice, Decision
-from torchweld.welds.swapping.swap import Stats, check_calls, disabled, is_welded, stats, undo, weld
+from torchweld.welds.swapping.call_stats import Stats
+from torchweld.welds.swapping.swap import check_calls, disabled, is_welded, stats, undo, weld
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
@@ -229,7 +231,7 @@ def test_training_is_checked_with_its_gradients(grad: bool) -> None:
     torch.testing.assert_close(y, plain.train()(X))
     if grad:
         y.sum().backward()
-        assert model[1].gate.weight.grad is not None
+        assert model.get_parameter("1.gate.weight").grad is not None
 
 
 def test_a_checked_call_draws_no_random_numbers() -> None:
@@ -244,7 +246,7 @@ def test_a_checked_call_draws_no_random_numbers() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def undone(model: nn.Module, plain: nn.Module, x: Tensor, because: str) -> None:
+def undone(model: nn.Sequential, plain: nn.Sequential, x: Tensor, because: str) -> None:
     """Asserts that a check undoes the weld, and gives the original's result."""
     check_calls(model, first=1)
     message = f"1 is welded no longer, since a call disagreed with the original: .*{because}"
@@ -274,10 +276,8 @@ def test_a_block_that_is_not_what_the_module_computes_is_undone() -> None:
 def test_a_kernel_that_is_wrong_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchweld.welds.swapping import joint
 
-    right = joint.compiled_forward
-
     def off_by_little(stand: Any, x: Tensor) -> Tensor:
-        y = right(stand, x)
+        y = ops.compiled_forward(stand, x)
         assert y is not None
         y[-1, -1] += 1e-4
         return y
@@ -303,7 +303,7 @@ def test_what_check_calls_takes() -> None:
     model, _ = model_of("mlp")
     for wrong in ({}, {"first": 1, "sample": 0.1}, {"first": -1}, {"sample": 0.0}, {"sample": 1.5}):
         with pytest.raises(TorchweldError, match=r"first|sample"):
-            check_calls(model, **wrong)  # type: ignore[arg-type]
+            check_calls(model, **wrong)
 
 
 # ---- threads ----
@@ -376,15 +376,16 @@ def test_welded_and_undone_under_way() -> None:
 
 def test_copies_dropped_and_hooks_set_under_way() -> None:
     model, _ = model_of("mlp")
+    act = model.get_submodule("1.act")
     seen: list[int] = []
 
     def disturb() -> None:
-        handle = model[1].act.register_forward_hook(lambda *_: seen.append(1))
+        handle = act.register_forward_hook(lambda *_: seen.append(1))
         model.to("cpu")
         handle.remove()
         tw.repack(model)
 
-    handle = model[1].act.register_forward_hook(lambda *_: None)
+    handle = act.register_forward_hook(lambda *_: None)
     with torch.no_grad(), pytest.warns(UserWarning, match="act has forward hooks"):
         model(X)  # warns once here, so not in the threads
     handle.remove()

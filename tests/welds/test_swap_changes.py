@@ -136,7 +136,7 @@ def test_an_ensemble_by_vmap() -> None:
     for other in others:
         for t in other.parameters():
             nn.init.normal_(t)
-    params, buffers = torch.func.stack_module_state(others)  # type: ignore[arg-type]
+    params, buffers = torch.func.stack_module_state(others)
 
     def run(params: dict[str, Tensor], x: Tensor) -> Tensor:
         y: Tensor = torch.func.functional_call(model[1], (params, buffers), (x,))
@@ -150,17 +150,18 @@ def test_an_ensemble_by_vmap() -> None:
 
 
 def test_tied_weights() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(K, K), "b": nn.Linear(K, K)}).eval()
-    model["b"].weight = model["a"].weight
+    layers = {"a": nn.Linear(K, K), "b": nn.Linear(K, K)}
+    layers["b"].weight = layers["a"].weight
+    model = nn.ModuleDict(layers).eval()
     block = replace(LINEAR, in_features=K, out_features=K)
     weld(model, [decide(block, path="a"), decide(block, path="b")])
     with torch.no_grad():
         model["a"](X), model["b"](X)
-        model["a"].weight.mul_(2.0)
+        layers["a"].weight.mul_(2.0)
         for name in "ab":
             with kernel_runs("packed"):
                 y = model[name](X)
-            torch.testing.assert_close(y, F.linear(X, model["a"].weight, model[name].bias))
+            torch.testing.assert_close(y, F.linear(X, layers["a"].weight, layers[name].bias))
     assert model["a"].weight is model["b"].weight
 
 
@@ -337,7 +338,7 @@ def test_a_change_of_a_function_that_is_an_attribute() -> None:
 
 @pytest.mark.parametrize("choice", [PACKED, TORCH], ids=["packed", "torch"])
 def test_what_is_put_back_is_welded_again(choice: Choice) -> None:
-    module = Mlp().eval()
+    module: Any = Mlp().eval()
     weld(module, [decide(MLP, choice)])
     calls = 1 if choice.backend == "cpu" else 0
     up, act = module.up, module.act
@@ -450,7 +451,8 @@ def test_attributes_that_were_not_there_do_not_matter() -> None:
     model, _ = model_of("mlp")
     with torch.no_grad():
         model(X)
-        for inner in model.modules():
+        modules: list[Any] = list(model.modules())
+        for inner in modules:
             inner.tag = "layer"
         with kernel_runs("packed"):
             model(X)
@@ -458,11 +460,11 @@ def test_attributes_that_were_not_there_do_not_matter() -> None:
 
 def test_an_attribute_that_is_not_read_does_not_count() -> None:
     module = Mlp().eval()
-    module.table = torch.zeros(3)  # type: ignore[assignment]
+    module.table = torch.zeros(3)
     weld(module, [decide(MLP)])
     with torch.no_grad(), kernel_runs("packed", calls=3):
         module(X), module(X)
-        module.table = torch.ones(3)  # type: ignore[assignment]
+        module.table = torch.ones(3)
         module(X)
 
 
@@ -539,11 +541,13 @@ def test_an_adapter_around_a_welded_linear() -> None:
     model, plain = model_of("linear")
     for m in (model, plain):
         torch.manual_seed(5)
-        m[1] = LowRank(m[1])
+        linear = m[1]
+        assert isinstance(linear, nn.Linear)
+        m[1] = LowRank(linear)
     with torch.no_grad(), kernel_runs("packed"):
         torch.testing.assert_close(model(X), plain(X))
     undo(model)
-    assert type(model[1].base) is nn.Linear
+    assert type(model.get_submodule("1.base")) is nn.Linear
 
 
 def test_a_subclass_with_other_attributes() -> None:
@@ -568,8 +572,9 @@ def test_a_bias_that_comes_or_goes() -> None:
     model, plain = model_of("linear")
     with torch.no_grad():
         model(X)
-        for m in (model, plain):
-            m[1].bias = None
+        linears: list[Any] = [model[1], plain[1]]
+        for linear in linears:
+            linear.bias = None
         with kernel_runs(calls=0):
             with pytest.warns(UserWarning, match="its bias was changed"):
                 y = model(X)
@@ -588,10 +593,12 @@ def test_weights_of_another_shape_are_left_to_the_original() -> None:
     with torch.no_grad():
         model(X)
         for m in (model, plain):
-            m[1].up.weight = nn.Parameter(torch.ones(H + 1, K))
-            m[1].up.bias = nn.Parameter(torch.ones(H + 1))
-            m[1].down.weight = nn.Parameter(torch.ones(3, H + 1))
-            m[1].down.bias = nn.Parameter(torch.ones(1))  # eager broadcasts it
+            mlp = m[1]
+            assert isinstance(mlp, Mlp)
+            mlp.up.weight = nn.Parameter(torch.ones(H + 1, K))
+            mlp.up.bias = nn.Parameter(torch.ones(H + 1))
+            mlp.down.weight = nn.Parameter(torch.ones(3, H + 1))
+            mlp.down.bias = nn.Parameter(torch.ones(1))  # eager broadcasts it
         with kernel_runs(calls=0):
             with pytest.warns(UserWarning, match="the op refused a call: .*bias has shape"):
                 y = model(X)

@@ -30,7 +30,7 @@ from torchweld.cli.screen import put, screen
 from torchweld.cli.table_command import GRID, check_table, run_table, write_table
 from torchweld.cli.writing import check_targets
 from torchweld.core.errors import TorchweldError
-from torchweld.core.files import read_json, write_whole
+from torchweld.core.files import write_whole
 from torchweld.core.texts import clean_lines
 from torchweld.machine.load import busy_cores
 from torchweld.plans.plan import Plan
@@ -281,7 +281,7 @@ def bench(**options: Any) -> int:
     """
     check_options(options)
     if options["show"] is not None:
-        done = Bench.from_dict(read_json(options["show"], "bench"))
+        done = Bench.load(options["show"])
         if options["goals"]:
             with_goals(done.preset)
         output(done, options)

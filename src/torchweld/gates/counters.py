@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from torchweld.core.errors import NotMeasuredError
-from torchweld.core.records import Count
+from torchweld.core.record_fields import Count
 from torchweld.core.untold import untold
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.attributing.attribution import attribute
@@ -72,9 +72,9 @@ def _holders(path: str) -> Iterable[str]:
         yield path
 
 
-def count_step(model: nn.Module, given: Any, training: bool) -> Counters:
+def count_step(model: nn.Module, inputs: Any, training: bool) -> Counters:
     """Counts one step over all inputs; raises NotMeasuredError where two steps differ."""
-    step = model_step(model, given, training, None, None)
+    step = model_step(model, inputs, training, None, None)
 
     def one() -> tuple[Counters, dict[str, int]]:
         before = _original_calls(model)

@@ -15,10 +15,11 @@ from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.model_state import put_back
 from torchweld.gates.gate_timing import measure_welded
-from torchweld.gates.kept_plan import both_faces, fit_of
 from torchweld.gates.subject import Clock, Subject
 from torchweld.plans.plan import Plan
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.timing import Comparison
+from torchweld.welds.swapping.faces import both_faces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,6 @@ def answer(request: Request) -> Comparison:
             f"{request.target} has other inputs than a moment ago; a factory has to give the same "
             "at every call"
         )
-    fit = fit_of(model, request.plan)
-    with put_back(model, subject.training), both_faces(model, fit) as faces:
+    decisions = fit_plan(model, request.plan).decisions
+    with put_back(model, subject.training), both_faces(model, decisions) as faces:
         return measure_welded(subject, faces, subject.workloads[request.workload], request.clock)

@@ -21,9 +21,9 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.gates.advice import clock_remedies
 from torchweld.gates.outcome import TimeVerdict, Verdict
 from torchweld.gates.subject import Clock, Subject
-from torchweld.plans.way_timing import Face
-from torchweld.plans.whole_model import runner
+from torchweld.numerics.model_check import step_of
 from torchweld.timing import CallableSide, Comparison, Side, compare
+from torchweld.welds.swapping.faces import Face
 
 ITSELF = "the model with welding disabled"
 # A comparison is made to these shares of the tolerance, so that its interval does not use it up.
@@ -59,7 +59,7 @@ def measure_welded(
     subject: Subject, faces: tuple[Face, Face], workload: Workload, clock: Clock
 ) -> Comparison:
     """The welded model against its own code, in the same rounds. `faces`: original, welded."""
-    run = runner(subject.model, workload, subject.training)
+    run = step_of(subject.model, workload, subject.training)
     original, welded = (FacedSide(face, run) for face in faces)
     return compare_sides(original, welded, clock)
 

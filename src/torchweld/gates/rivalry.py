@@ -25,10 +25,10 @@ from torchweld.core.untold import untold
 from torchweld.gates.advice import COUNTERS_ALONE
 from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
-from torchweld.gates.kept_plan import fit_of
 from torchweld.gates.subject import Clock, Subject
+from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import Plan
-from torchweld.plans.whole_model import runner
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.timing import Comparison
 from torchweld.welds.swapping.swap import weld
 
@@ -113,7 +113,7 @@ class ContenderRuntime(Runtime):
         os.chdir(folder)
         sys.path.insert(0, folder)  # for good: a model may import when it is first called
         self.subject = Subject.load(source.own.target, source.inputs, source.training)
-        found = fit_of(self.subject.model, source.plan)
+        found = fit_plan(self.subject.model, source.plan)
         with untold():
             weld(self.subject.model, found.decisions)
 
@@ -123,7 +123,7 @@ class ContenderRuntime(Runtime):
     def prepare(self, *where: int) -> Call:
         """The call of one workload, by its number."""
         subject = self.subject
-        run = runner(subject.model, subject.workloads[where[0]], subject.training)
+        run = step_of(subject.model, subject.workloads[where[0]], subject.training)
 
         def call() -> Any:
             with torch.set_grad_enabled(subject.training):

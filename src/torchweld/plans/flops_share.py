@@ -1,4 +1,4 @@
-"""How much of a model a plan welds, by its FLOPs as torch counts them."""
+"""Which share of a model's FLOPs a plan welds, as torch counts them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchweld.core.inputs import Workload
 from torchweld.core.interrupts import is_interrupt
 from torchweld.core.not_measured import NotMeasured
-from torchweld.plans.tuning import tensors_of
+from torchweld.plans.block_calls import tensors_of
+from torchweld.plans.plan import UNASKED
 from torchweld.welds.decisions import Decision
 
 
 def flops_share(
     model: nn.Module, decisions: Sequence[Decision], workloads: Sequence[Workload]
 ) -> float | NotMeasured:
-    """Of the FLOPs of a forward over all workloads, those in welded blocks. `model` is unwelded."""
+    """The share of welded blocks in the FLOPs of all workloads, forward. `model` is unwelded."""
+    if not decisions or any(parameter.is_meta for parameter in model.parameters()):
+        return UNASKED
     counter = FlopCounterMode(display=False)
     try:
         with torch.no_grad(), counter:
@@ -31,14 +34,12 @@ def flops_share(
     total = counter.get_total_flops()
     welded = sum(flops_of_block(model, decision) for decision in decisions)
     if not 0 < welded <= total:
-        if not decisions:
-            return 0.0
         return NotMeasured("torch counts fewer FLOPs in the model than its welded blocks have")
     return welded / total
 
 
 def flops_of_block(model: nn.Module, decision: Decision) -> float:
-    """Of all calls that the decision covers."""
+    """The FLOPs of all calls that the decision covers."""
     block = decision.block
     weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
     covered = (call for call in block.calls if decision.choice(call.rows) is not None)

@@ -1,14 +1,13 @@
 """Whether a plan fits a model: where it was made, and what each of its blocks computes.
 
-A plan is plain data, and may have been changed since, by anybody. So what it says of a block is
-compared with what the model itself gives when it is read again; the hash that the plan carries
-decides nothing alone.
+A plan is plain data that anybody may have changed. So the model is traced again, and what the plan
+says of each block is compared with that. The hash that the plan carries is never enough.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,39 +17,53 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
-from torchweld.plans.plan import Plan, Planned
-from torchweld.plans.tuning import Group, Key, verify_choice
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.plans.choice_verifying import verify_choice
+from torchweld.plans.plan import Plan, Planned, structure_of
+from torchweld.welds.decisions import Decision
 from torchweld.welds.finding.rereading import Rereader, differences
-from torchweld.welds.found_blocks import Block
-from torchweld.welds.marks import plain_root
+from torchweld.welds.found_blocks import Block, Refusal
+from torchweld.welds.swapping.swap import why_not
 
 OnMismatch = Literal["raise", "verify", "skip"]
 
 
-def structure_of(model: nn.Module) -> str:
-    """A hash of names, shapes and types; the same in every process."""
-    root = plain_root(model)
-    lines = [
-        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-        for name, tensor in [*root.named_parameters(), *root.named_buffers()]
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The decisions of a plan that fit a model, with blocks as the model has them.
+
+    refused: why the others do not fit
+    """
+
+    decisions: tuple[Decision, ...]
+    refused: tuple[Refusal, ...]
+
+    def without(self, refused: Sequence[Refusal]) -> Fit:
+        paths = {one.path for one in refused}
+        fit = tuple(d for d in self.decisions if d.block.path not in paths)
+        return Fit(decisions=fit, refused=(*self.refused, *refused))
 
 
-def fitting(root: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> list[Decision]:
-    """The decisions that are to be carried out; raises if there is a mismatch that may not be."""
-    elsewhere = mismatches(root, plan)
-    decisions, changed = read_again(root, plan)
-    if on_mismatch == "raise" and (elsewhere or changed):
-        listed = [*elsewhere, *(f"{path or 'the model'}: {why}" for path, why in changed.items())]
-        raise TorchweldError(
-            f"the plan does not fit: {'; '.join(listed)}; plan again, or give "
-            'on_mismatch="verify" or "skip"'
-        )
-    if on_mismatch == "verify" and (elsewhere or changed):
-        decisions = [d for d in decisions if _right(root, d)]
-    return decisions
+def fit_plan(model: nn.Module, plan: Plan) -> Fit:
+    """What can be welded in this model, wherever the plan was made. The model is not welded."""
+    fit = compare_blocks(model, plan)
+    return fit.without(why_not(model, fit.decisions))
+
+
+def fit_here(model: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> Fit:
+    """What `tw.apply` welds. With "raise", an error lists everything that differs."""
+    elsewhere = mismatches(model, plan)
+    if on_mismatch == "raise":  # `reweld` itself refuses what cannot be welded
+        fit = compare_blocks(model, plan)
+        if differs := [*elsewhere, *(f"{r.path or 'the model'}: {r.reason}" for r in fit.refused)]:
+            raise TorchweldError(
+                f"the plan does not fit: {'; '.join(differs)}; plan again, or give "
+                'on_mismatch="verify" or "skip"'
+            )
+        return fit
+    fit = fit_plan(model, plan)
+    if on_mismatch == "verify" and (elsewhere or fit.refused):
+        return fit.without([bad for d in fit.decisions if (bad := _wrong(model, d)) is not None])
+    return fit
 
 
 def mismatches(model: nn.Module, plan: Plan) -> list[str]:
@@ -66,7 +79,7 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def _elsewhere(plan: Plan) -> list[str]:
-    """How the machine and its set-up differ, as far as the plan says; torch is compared apart."""
+    """How the machine and its setup differ, as far as the plan says; torch is not compared here."""
     there, here = plan.made_on, taken_here()
     if there is not None and there.key == plan.fingerprint:
         words = replace(there, torch=here.torch).since(here)
@@ -75,58 +88,60 @@ def _elsewhere(plan: Plan) -> list[str]:
     return ["it was made on another machine, or for other threads or kernels"]
 
 
-def read_again(model: nn.Module, plan: Plan) -> tuple[list[Decision], dict[str, str]]:
-    """Decisions about blocks as the model itself gives them; of the others, by path, what differs.
+def compare_blocks(model: nn.Module, plan: Plan) -> Fit:
+    """The plan's blocks, compared with the model, which is traced again.
 
-    Where a block is valid, and what it depends on, is taken from the model alone.
+    Which calls a block is valid for, and what it depends on, is taken from the model alone.
     """
     rereader = Rereader(model)
-    fit: list[Decision] = []
-    changed: dict[str, str] = {}
-    for one in plan.planned:
-        if one.welded:
-            found = _fit(rereader, plan, one)
-            if isinstance(found, Decision):
-                fit.append(found)
-            else:
-                changed[one.block.path] = found
-    return [d for d in fit if d.block.path not in changed], changed
+    found = [_compared(rereader, plan, one) for one in plan.planned if one.welded]
+    fit = Fit(decisions=tuple(one for one in found if isinstance(one, Decision)), refused=())
+    return fit.without([one for one in found if isinstance(one, Refusal)])
 
 
-def _fit(rereader: Rereader, plan: Plan, one: Planned) -> Decision | str:
-    """What to do with a planned block, or what differs from what the model gives."""
+def _compared(rereader: Rereader, plan: Plan, one: Planned) -> Decision | Refusal:
+    """The decision about a planned block, or what differs between the plan and the model."""
     block = one.block
     try:
-        from_plain(Planned, to_plain(one), "it")  # plain data: anybody can have changed it
+        from_plain(Planned, to_plain(one), "it")  # anybody can have changed it
     except RecordError as error:
-        return str(error)
+        return _refusal(block, str(error))
     now = rereader.read(block)
-    if not isinstance(now, Block):
-        return now.reason
-    for what in differences(now, block):
-        return what
+    if isinstance(now, Refusal):
+        return now
+    decision = Decision(block=now, by_rows=one.by_rows(), training=plan.training)
+    for what in (*_differences(now, block), *decision.problems()):
+        return _refusal(block, what)
+    return decision
+
+
+def _refusal(block: Block, reason: str) -> Refusal:
+    return Refusal(path=block.path, kind=block.kind, reason=reason)
+
+
+def _differences(now: Block, block: Block) -> Iterator[str]:
+    yield from differences(now, block)
     for name, words in _ALSO.items():
         here, there = getattr(now, name), getattr(block, name)
         if here != there:
             shown = [", ".join(map(str, v)) or "nothing" for v in (here, there)]
-            return f"{words} is {shown[0][:200]} in the model, and {shown[1][:200]} in the plan"
+            yield f"{words} is {shown[0][:200]} in the model, and {shown[1][:200]} in the plan"
     beside = {other.name for domain in now.valid for other in domain.beside}
     if odd := [name for name in block.ignores if name not in beside]:
-        return f"is not known to do without its argument {odd[0]}"
+        yield f"is not known to do without its argument {odd[0]}"
     if now.structure != block.structure:
-        return f"computes {now.form} on other shapes, or in another way"
-    decision = Decision(block=now, by_rows=one.by_rows(), training=plan.training)
-    return next(iter(decision.problems()), "") or decision
+        yield f"computes {now.form} on other shapes, or in another way"
 
 
-# What a block of a plan has besides, and one made by hand need not have.
+# Fields that a plan's block always has, and a block made by hand need not have.
 _ALSO = {"dropout": "its dropout", "covers": "what is inside it"}
 
 
-def _right(model: nn.Module, decision: Decision) -> bool:
+def _wrong(model: nn.Module, decision: Decision) -> Refusal | None:
+    """Why the block's numbers are not right here; None if they are."""
     block = decision.block
-    rows = block.calls[0].rows
-    key = Key(block.form, (), block.dtype, rows, True, decision.training)
-    group = Group(key=key, blocks=[block], calls=[block.calls[0]])
-    choices: tuple[Choice, ...] = decision.choices
-    return all(verify_choice(model, group, choice).verified for choice in choices)
+    for choice in decision.choices:
+        found = verify_choice(model, block, block.calls[0], choice, decision.training)
+        if not found.verified:
+            return _refusal(block, found.reason)
+    return None

@@ -20,7 +20,7 @@ from torchweld.bench.runtimes import model_facts
 from torchweld.core.inputs import Inputs, Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.models.targets import Target
-from torchweld.plans.way_timing import Face
+from torchweld.welds.swapping.faces import Face
 
 Call = Callable[[], Any]
 Source = BlockSource | ModelSource

@@ -15,18 +15,17 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 from torchweld.core.untold import untold
+from torchweld.numerics.model_check import step_of
 from torchweld.ops.backends import backend_named, reference_backend
 from torchweld.ops.backends.backend import mode_of
 from torchweld.ops.fused_mlp import FusedMLP
 from torchweld.plans.ceiling import ceiling
 from torchweld.plans.plan import UNASKED, Plan
 from torchweld.plans.planner import apply, plan
-from torchweld.plans.way_timing import Face
-from torchweld.plans.whole_model import runner
-from torchweld.report.plan_text import sentence
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.finding.find import find
 from torchweld.welds.found_blocks import Block
+from torchweld.welds.swapping.faces import Face
 from torchweld.welds.swapping.swap import stats, weld
 
 MOST_ROWS = 1 << 40
@@ -151,12 +150,12 @@ class PlannedRuntime(Runtime):
         limit = whole.ceiling if whole else UNASKED
         if whole and isinstance(limit, NotMeasured):  # its steps are too long for a plan
             self.original.show()
-            run = runner(self.model, self.made.workloads[0], training=False)
+            run = step_of(self.model, self.made.workloads[0], training=False)
             limit = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
         self.show()
         return {
             "kernel": f"{len(self.plan.decisions)} welded",
-            "sentence": sentence(self.plan),
+            "sentence": self.plan.sentence(),
             "ceiling": to_plain(limit),
             "predicted": to_plain(whole.predicted if whole else UNASKED),
             "promised": to_plain(whole.promised if whole else UNASKED),

@@ -1,9 +1,9 @@
 """Mode `mkldnn` of backend `torch`: oneDNN's linears, with the activation in the same op.
 
 `mkldnn::_linear_pointwise` takes x of any rank and a weight that `_reorder_linear_weight` has
-copied into oneDNN's own layout; its binary form multiplies by another tensor, so that a gated layer
-is two ops. Whether it wins is for measuring to say: 8 × 768 → 3072 gelu in fp32 took half of
-eager's time, 1 × 64 → 256 half as much again (one core of an EPYC Zen 4, torch 2.13).
+copied into oneDNN's own layout. Its binary form multiplies by another tensor, so a gated layer is
+two ops. It does not always win: 8 × 768 → 3072 gelu in fp32 took 0.5 times eager's time, 1 × 64 →
+256 took 1.5 times (one core of an EPYC Zen 4, torch 2.13).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchweld.ops.backends.backend import Form
 
 Step = Callable[[Tensor], Tensor]
 
-# activation -> (attribute, algorithm). relu is missing on purpose: oneDNN's makes 0 of NaN.
+# activation -> (attribute, algorithm). relu is missing on purpose: oneDNN's turns NaN into 0.
 FUSED = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
@@ -34,7 +34,7 @@ FUSED = {
 def reasons(dtype: torch.dtype, device: torch.device) -> list[str]:
     """Why oneDNN's linears cannot be used; empty if they can."""
     if device.type != "cpu":
-        return [f"oneDNN's linears run on the CPU, and the tensors are on {device}"]
+        return [f"oneDNN's linears run on the CPU, but the tensors are on {device}"]
     ops = torch.ops.mkldnn
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not built or not hasattr(ops, "_linear_pointwise"):
@@ -87,10 +87,10 @@ def _layer(
     parts = _gate_and_up(form, tensors)
     linears = []
     for weight, bias in parts:
-        # A copy laid out for one row was 60 % slower at 8 rows, while one laid out for no number
-        # of rows served 1 to 512 as well as one laid out for each.
+        # A copy made for 1 row was 60 % slower at 8 rows, while one made without a row count was as
+        # fast at 1 to 512 rows as copies made for each.
         copies.append(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))
-        # The op reads a bias as if it were contiguous, whatever its stride.
+        # The op ignores the stride of a bias.
         linears.append((copies[-1], None if bias is None else bias.contiguous()))
     act = _linear(form, *linears[0], fused)
     if len(linears) == 1:

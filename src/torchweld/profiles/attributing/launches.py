@@ -1,8 +1,8 @@
 """What a piece of code launches: the ops that do work, each counted once, under a few plain names.
 
-In: the ops of a recording or a profile, as a tree. Out: one `Launch` for each leaf. Which ops are
-leaves is the rule of `nesting.py`; the kernels that a compiled graph calls out of the profiler's
-sight are added from its code.
+In: the ops of a recording or a profile, as a tree. Out: one `Launch` per leaf. `nesting.py` says
+which ops are leaves. Kernels of a compiled graph that the profiler cannot see are added from the
+graph's code.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torchweld.profiles.attributing.op_kinds import is_compiler_work, kind_of
 from torchweld.profiles.events import OP, Recording
 from torchweld.profiles.profile import Phase, Profile, Tensor
 
-# Name -> what it counts, the order in which they are shown. `ops` is the sum of all but the last
-# two, which launch nothing.
+# Name -> what it counts, in the order of display. `ops` is the sum of all but the last two, which
+# launch nothing.
 COUNTERS: Mapping[str, str] = {
     "linear": "matrix products: what a Linear is (addmm, mm, mv)",
     "bmm": "batched matrix products",
@@ -80,7 +80,7 @@ class Launch:
 
     name: str
     counter: str
-    module: str  # path; "" where it is not known
+    module: str  # path; "" if it is not known
     phase: Phase
     inputs: tuple[Tensor | None, ...] = ()
     node: int = -1  # index of the node it comes from
@@ -144,7 +144,7 @@ def nodes_of_profile(profile: Profile) -> list[Node]:
 
 
 def launches_of(nodes: Sequence[Node]) -> list[Launch]:
-    """The leaves, in order. Raises NotMeasuredError where a compiled graph hides what it runs."""
+    """The leaves, in order. Raises NotMeasuredError if a compiled graph hides what it runs."""
     is_leaf = leaves(
         [node.name for node in nodes],
         [node.parent for node in nodes],

@@ -27,14 +27,14 @@ from typing import Any
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import GZIP
 
-# Characters that are decoded at a time, at least: what is cut at their end is read twice.
+# At least so many characters are decoded at a time; an event cut at their end is read twice.
 BLOCK = 1 << 18
-# An event has a few hundred characters, with stacks some thousands. What is longer than this is an
-# error that looks like a value which does not end.
+# An event has a few hundred characters, with stacks a few thousand. A longer value is an error,
+# such as a string that does not end.
 LONGEST_VALUE = 1 << 28
-# Nothing that may stand at the cut end of a block without being an error is longer ("-Infinity").
+# The longest token that may be cut by the end of a block is shorter ("-Infinity").
 LONGEST_CUT = 16
-# A double has 15 to 16 digits. A time since 1970 with a fraction has more, and would lose it.
+# A double has 15 to 16 digits. A time since 1970 with a fraction has more, and would lose digits.
 MOST_DIGITS = 17
 
 MACHINE_KEY = "torchweld_machine"  # in traces that torchweld exported
@@ -56,7 +56,7 @@ class _BrokenError(Exception):
 
 
 class TraceStream:
-    """See the module's docstring. Raises TorchweldError for what is no trace at all."""
+    """See the module's docstring. Raises TorchweldError for a file that is not a trace."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,12 +123,12 @@ class TraceStream:
             yield text
 
     def _bytes(self, file: BufferedReader) -> Iterator[bytes]:
-        """Decompressed if need be; what cannot be decompressed ends them."""
+        """Decompressed if needed; they end where decompression fails."""
         packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
         source = gzip.GzipFile(fileobj=file) if packed else file
         try:
-            while block := source.read1(BLOCK):  # a small part at a time: that with damage is lost
+            while block := source.read1(BLOCK):  # in small parts: the one with the damage is lost
                 yield block
         except EOFError:
             self._bytes_damage = "the compressed data end early"
@@ -149,7 +149,7 @@ class _Text:
         return _BrokenError(self._before + (self.at if at is None else at), why)
 
     def _more(self, least: int = 0) -> bool:
-        """Fetches a block, or so many characters, and forgets what was read; False at the end."""
+        """Fetches a block, or `least` characters, and forgets what was read; False at the end."""
         kept, size = [self.text[self.at :]], 0
         for part in self._parts:
             kept.append(part)
@@ -161,7 +161,7 @@ class _Text:
         return size > 0
 
     def peek(self) -> str:
-        """The next character that is no space and no comma, at which it stops; "" at the end."""
+        """Skips spaces and commas, and gives the next character; "" at the end."""
         while True:
             self.at = _between(self.text, self.at).end()
             if self.at < len(self.text):
@@ -201,7 +201,7 @@ class _Text:
             if not mark:
                 raise self.broken("it ends here, before the list of events does")
             yield self.value()
-            # Those that the block holds whole, without a call each: a tenth of the time.
+            # The others in this block, without a call for each: saves a tenth of the time.
             with contextlib.suppress(ValueError, RecursionError):
                 while True:
                     found, self.at = _decode(self.text, _between(self.text, self.at).end())

@@ -22,7 +22,7 @@ from torchweld.core.undisturbed import Apart
 from torchweld.ops.backends import Form, backend_named
 from torchweld.ops.backends.backend import device_of
 from torchweld.welds.decisions import Decision
-from torchweld.welds.found_blocks import Block
+from torchweld.welds.found_blocks import Block, Refusal
 from torchweld.welds.guarding.welded_structure import Structure, inside, release, steps_of
 from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
 from torchweld.welds.refusal_reasons import Refused
@@ -89,10 +89,7 @@ def weld(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
     A block that is welded already is welded anew; others stay as they are. If any decision does not
     fit the model, a TorchweldError lists everything that is wrong, and nothing is changed.
     """
-    root, decisions = _plain_root(model), _listed(decisions)
-    with Apart() as apart:  # where no interrupt can leave the tracer halfway
-        prepared = apart(_prepared, root, decisions)
-    _swap(prepared, [])
+    _swap(_all_prepared(_plain_root(model), _listed(decisions)), [])
     return model
 
 
@@ -115,8 +112,7 @@ def reweld(model: nn.Module, decisions: Iterable[Decision], plan: object = None)
     was welded before, or what is welded now.
     """
     root = _plain_root(model)
-    with Apart() as apart:
-        prepared = apart(_prepared, root, decisions)
+    prepared = _all_prepared(root, decisions)
     named = {id(one.module) for one in prepared}
     others = [m for m in root.modules() if isinstance(m, Welded) and id(m) not in named]
     _refuse_odd(others)
@@ -128,38 +124,48 @@ def reweld(model: nn.Module, decisions: Iterable[Decision], plan: object = None)
     return model
 
 
+def why_not(model: nn.Module, decisions: Iterable[Decision]) -> tuple[Refusal, ...]:
+    """Why `weld` would not carry out decisions, one by one; () if it would. Welds nothing."""
+    with Apart() as apart:  # where no interrupt can leave the tracer halfway
+        _, refused = apart(_prepared, _plain_root(model), decisions)
+    return tuple(refused)
+
+
 class _Prepared(NamedTuple):
     module: nn.Module
     kind: type
     joint: Joint
 
 
-def _prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]:
+def _all_prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]:
     """What is to be welded; raises with everything that is wrong."""
-    prepared: list[_Prepared] = []
-    problems: list[str] = []
-    shared = WeldedModel.of(root)
-    for decision in decisions:
-        found = _prepare(root, decision, shared)
-        if isinstance(found, _Prepared):
-            prepared.append(found)
-        else:
-            problems += [f"{decision.block.path or 'the model'}: {text}" for text in found]
-    paths: dict[int, str] = {}
-    for one in prepared:
-        path = one.joint.decision.block.path
-        if id(one.module) in paths:
-            problems.append(
-                f"{path}: is the same module as {paths[id(one.module)] or 'the model'}; "
-                "decide about it once"
-            )
-        paths[id(one.module)] = path
-    if problems:
+    with Apart() as apart:
+        prepared, refused = apart(_prepared, root, decisions)
+    if refused:
         raise TorchweldError(
             "nothing was welded, because decisions do not fit the model:",
-            *(f"  {problem}" for problem in problems),
+            *(f"  {one.path or 'the model'}: {one.reason}" for one in refused),
         )
     return prepared
+
+
+def _prepared(
+    root: nn.Module, decisions: Iterable[Decision]
+) -> tuple[list[_Prepared], list[Refusal]]:
+    prepared: list[_Prepared] = []
+    refused: list[Refusal] = []
+    paths: dict[int, str] = {}
+    shared = WeldedModel.of(root)
+    for decision in decisions:
+        block, found = decision.block, _prepare(root, decision, shared)
+        if isinstance(found, _Prepared):
+            if (first := paths.get(id(found.module))) is None:
+                paths[id(found.module)] = block.path
+                prepared.append(found)
+                continue
+            found = [f"is the same module as {first or 'the model'}; decide about it once"]
+        refused += [Refusal(path=block.path, kind=block.kind, reason=why) for why in found]
+    return prepared, refused
 
 
 def _swap(welded: Sequence[_Prepared], undone: Sequence[nn.Module]) -> None:

@@ -1,0 +1,210 @@
+"""Times the choices for alike blocks against the original code, all in the same rounds.
+
+Every choice is a `Face` of the same modules, which is shown before the clock starts. So all choices
+run on the same weights at the same addresses, and differ in their code alone. The modules are
+called one after the other, as the model calls them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.speeds import Speed
+from torchweld.machine.hardware import hardware
+from torchweld.plans.block_calls import block_call, input_like, module_of
+from torchweld.plans.plan import Verdict
+from torchweld.plans.time_budget import least_budget_s
+from torchweld.timing import Comparison, compare
+from torchweld.timing.rounds import FEWEST_ROUNDS
+from torchweld.welds.decisions import Choice, Decision
+from torchweld.welds.found_blocks import Block, Call
+from torchweld.welds.swapping.faces import Face, faces
+from torchweld.welds.swapping.swap import stats
+
+# More blocks than this say nothing new, and take more time.
+MOST_INSTANCES = 16
+LEAST_BUDGET_S, MOST_BUDGET_S = 0.3, 4.0
+# A round visits every side twice, once untimed. Some of the time goes to the warm-up.
+ROUNDS_WANTED = 1.6 * FEWEST_ROUNDS
+# The question is which choice is faster, not by how much to the percent.
+PRECISION, ENOUGH = 0.05, 0.15
+# At first look, each choice has this many turns, of which the best counts; calls that take longer
+# than LONG_S have one turn. Choices that take BEHIND times as long as the best are left out.
+FIRST_TURNS, BEHIND = 3, 1.25
+LONG_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One choice, timed: its speed for one call of one module."""
+
+    verdict: Verdict
+    speed: Speed | NotMeasured
+    copied_bytes: int = 0  # of one module
+    log_ratios: tuple[float, ...] = ()  # of each round, over the original
+
+
+class FaceSide:
+    """A face as a side of a comparison. A call runs all modules once.
+
+    It does not tell when it was preempted. Calls of some milliseconds always are, if another
+    process uses one of two cores. With such rounds dropped, plans welded 46 % of the blocks that
+    they weld on a quiet machine (Zen 4, 2 cores). What preempts both sides cancels in their ratio.
+    """
+
+    def __init__(self, face: Face, runs: Sequence[Callable[[], object]]) -> None:
+        self._face, self._runs = face, runs
+
+    def time(self, calls: int) -> float:
+        self._face.show()
+        begun_s = time.perf_counter()
+        for _ in range(calls):
+            for run in self._runs:
+                run()
+        return time.perf_counter() - begun_s
+
+
+def time_choices(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    call: Call,
+    choices: Sequence[Choice],
+    training: bool,
+    budget_s: float,
+) -> dict[Choice, Timed]:
+    """Each choice against the modules' own code. Choices that cannot be welded are left out."""
+    if budget_s < LEAST_BUDGET_S:
+        return _none_timed(choices, "no time was left for it")
+    if not choices:
+        return {}
+    module = module_of(model, blocks[0])
+    x = input_like(call).to(next(iter(module.parameters())).device)
+    if training:
+        x.requires_grad_()
+    call_s = _call_s(block_call(module, blocks[0], x, training))
+    least_s = least_budget_s(call_s)
+    budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
+    if least_s > budget_s:
+        needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
+        return _none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
+    blocks = blocks[: _instances(call_s, len(blocks), len(choices), budget_s)]
+    turns = FIRST_TURNS if call_s < LONG_S else 1
+    try:
+        return _time_together(model, blocks, x, call.rows, choices, training, turns, budget_s)
+    except TorchweldError:  # one of them cannot be welded
+        if len(choices) == 1:
+            return {}
+        share_s = budget_s / len(choices)
+        alone = [time_choices(model, blocks, call, [c], training, share_s) for c in choices]
+        return {choice: timed for one in alone for choice, timed in one.items()}
+
+
+def _time_together(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    x: Tensor,
+    rows: int,
+    choices: Sequence[Choice],
+    training: bool,
+    turns: int,
+    budget_s: float,
+) -> dict[Choice, Timed]:
+    """All choices in the same rounds, except those that are far behind at first look."""
+    modules = [module_of(model, block) for block in blocks]
+    runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
+    decisions = [
+        [Decision(block=b, by_rows=((rows, rows, choice),), training=training) for b in blocks]
+        for choice in choices
+    ]
+    names = [f"{choice.backend} {choice.mode}" for choice in choices]
+    with faces(model, decisions) as (original, *welded):
+        sides = [FaceSide(face, runs) for face in welded]
+        behind = _behind(sides, names, turns)
+        taken = [i for i, name in enumerate(names) if name not in behind]
+        found: Any = compare(
+            FaceSide(original, runs),
+            *(sides[i] for i in taken),
+            names=("original", *(names[i] for i in taken)),
+            budget_s=budget_s / len(taken),
+            precision=PRECISION,
+            enough=ENOUGH,
+            cold=_cold(model, modules),
+        )
+        timed = {
+            choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
+            for choice, name in zip(choices, names, strict=True)
+            if name in behind
+        }
+        for i, one in zip(taken, found if isinstance(found, list) else [found], strict=True):
+            welded[i].show()
+            timed[choices[i]] = _timed(one, modules)
+    return timed
+
+
+def _none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:
+    return dict.fromkeys(choices, Timed(verdict="not measured", speed=NotMeasured(why)))
+
+
+def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict[str, str]:
+    """The sides that are far behind the best at first look, and how far."""
+    if len(sides) < 2:
+        return {}
+    best_s = [math.inf] * len(sides)
+    for turn in range(1 + turns):
+        for i, side in enumerate(sides):
+            seconds = side.time(1)
+            if turn:  # the first turn packs or compiles
+                best_s[i] = min(best_s[i], seconds)
+    first = min(range(len(sides)), key=best_s.__getitem__)
+    return {
+        names[i]: f"{best_s[i] / best_s[first]:.1f} times as long as {names[first]} at first look"
+        for i in range(len(sides))
+        if best_s[i] > BEHIND * best_s[first]
+    }
+
+
+def _timed(found: Comparison, modules: Sequence[nn.Module]) -> Timed:
+    """The figures of one module. All were timed together, and show the face that was timed."""
+    speed, count = found.speed, len(modules)
+    if isinstance(speed, Speed):
+        before_us, after_us = speed.before_us / count, speed.after_us / count
+        speed = replace(speed, before_us=before_us, after_us=after_us)
+    copies = (one.copied_bytes for module in modules for one in stats(module).values())
+    return Timed(
+        verdict=found.verdict,
+        speed=speed,
+        copied_bytes=sum(copies) // count,
+        log_ratios=found.log_ratios,
+    )
+
+
+def _call_s(run: Callable[[], object]) -> float:
+    run()
+    begun_s = time.perf_counter()
+    run()
+    return time.perf_counter() - begun_s
+
+
+def _instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
+    """How many blocks to time, so that there is time for the rounds that a verdict needs."""
+    fits = int(budget_s / (ROUNDS_WANTED * 2 * (2 + choices) * max(call_s, 1e-7)))
+    return max(1, min(there, fits, MOST_INSTANCES))
+
+
+def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
+    """Whether to empty the caches before each call, so that they are as they are in the model.
+
+    Not if the weights that are timed in turn evict each other, or if the whole model fits in cache.
+    """
+    cache = hardware().caches.l3_bytes or hardware().caches.l2_bytes or 0
+    timed = sum(p.nbytes for module in modules for p in module.parameters())
+    everything = sum(p.nbytes for p in model.parameters())
+    return timed < 2 * cache < everything
