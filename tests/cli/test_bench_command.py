@@ -135,7 +135,7 @@ def test_single_calls_and_callers_have_tables_of_their_own(bench: Bencher) -> No
     code, out, _ = bench(*SMALL, *options)
     assert code == 0
     assert line_with("p50", out).split() == ["cell", "p50", "p95", "p99", "calls"]
-    assert "calls a second, 2 callers at once" in out
+    assert "calls per second, 2 callers at once" in out
     rows = [line.split() for line in out.splitlines() if line.startswith("  3 × 8→16→4 gelu fp32")]
     assert [row[5] for row in rows] == ["eager", "eager"]
 

@@ -1,4 +1,4 @@
-"""What a bench comes to: means, the worst cell, and where fused wins, loses, or nobody can tell."""
+"""The summary of a bench: means, the worst cell, and where fused wins, loses, or is not judged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchweld.bench.relative_speeds import geometric_mean
 from torchweld.core.not_measured import NotMeasured
 
 Outcome = Literal["wins", "loses", "same", "unknown"]
-# So many times the seconds are the first thing to try where they did not suffice.
+# If the seconds did not suffice, so many times as many are the first thing to try.
 MORE = 4
 OUTCOMES: dict[str, Outcome] = {"faster": "wins", "slower": "loses", "same": "same"}
 
@@ -91,7 +91,7 @@ def _short(dtype: str) -> str:
 
 
 def _failures(bench: Bench) -> Iterator[str]:
-    """Of ours alone: a peer that is wrong is left out, and is nobody's failure here."""
+    """Only of our backends: a peer with wrong outputs is left out, and is not our failure."""
     for cell in bench.cells:
         for result in cell.results:
             check = result.check
@@ -117,13 +117,13 @@ def _unmeasured(result: Result) -> bool:
 
 
 def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
-    """What to add to the command, where rounds were timed and did not tell."""
+    """What to add to the command if rounds were timed but gave no verdict."""
     compared = [result.comparison for result in unmeasured if result.comparison is not None]
     if not compared:
         return None
     asked = [one.wanted_s for one in compared if one.wanted_s is not None]
     seconds = f"--seconds {max([math.ceil(MORE * bench.seconds), *asked])}"
-    # A team waits for its last thread, so that each thread more is one more to be disturbed.
+    # A team waits for its last thread, so every further thread is one more that can be disturbed.
     if bench.threads > 1 and any(one.discarded > one.rounds for one in compared):
         return f"{seconds}, or OMP_NUM_THREADS=1 before the command,"
     return seconds
@@ -173,7 +173,7 @@ class Map:
 def maps(bench: Bench) -> list[Map]:
     """One for each kind and dtype that has two numbers of rows and two widths, or more.
 
-    Cells with names of their own are a list, and no grid.
+    Cells with labels are a list, not a grid.
     """
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in bench.cells:

@@ -39,7 +39,7 @@ def measure(
 
 
 class BlockBench:
-    """The sides of a bench on their stage, what they have loaded kept for as long as it serves."""
+    """The sides of a bench on their stage. A side keeps its block until another is needed."""
 
     def __init__(self, stage: Stage, bench: Bench, missing: dict[str, str]) -> None:
         self._stage, self._bench, self._missing = stage, bench, missing

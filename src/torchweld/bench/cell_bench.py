@@ -1,4 +1,4 @@
-"""One cell: every side gets ready and is verified; who passed is timed, and its costs are found.
+"""One cell: every side gets ready and is verified; those that pass are timed, with their costs.
 
 What blocks and whole models have in common. An output that breaks the numerical rule is reported,
 and its side is not timed. All runs without gradients.
@@ -23,7 +23,7 @@ from torchweld.timing import Comparison
 # A comparison that cannot get enough undisturbed rounds gives up early; the second has twice the
 # time.
 ATTEMPTS = 2
-# What a run is called whose op left the work to torch.
+# The kernel's name if the op left the work to torch.
 COMPOSED = "composed"
 
 Outputs = list[Array]
@@ -74,7 +74,7 @@ def measured_cell(
 
 
 def with_costs(stage: Stage, result: Result) -> Result:
-    """With what it says of itself: the kernel that ran, copies, ops, host and processor time."""
+    """With what the side reports: the kernel that ran, copies, ops, host and processor time."""
     try:
         details = stage.ask(result.name, "details")
         cost = cost_of(stage.ask(result.name, "cost"), result.us)
@@ -89,7 +89,7 @@ def with_costs(stage: Stage, result: Result) -> Result:
 
 
 def cost_of(found: Mapping[str, Any], us: float | NotMeasured) -> Cost:
-    """What a worker found, as parts of a call of `us`, which was timed at another moment."""
+    """The costs that a worker found, as parts of a call of `us`, timed at another moment."""
     host_us = found.get("host_us")
     if host_us is not None:
         host_us = _part(host_us, found.get("host_share", math.inf), us)
@@ -132,11 +132,11 @@ def kernel_text(details: dict[str, Any]) -> str:
 def timed(
     stage: Stage, bench: Bench, results: dict[str, Result], latency: bool
 ) -> dict[str, Result]:
-    """With the times of all that were not refused, and what else a call of them costs."""
+    """With the times and costs of all sides that were not refused."""
     found = dict(results)
     names = [name for name, result in found.items() if not result.refused]
     if "eager" not in names or len(names) < 2:
-        why = "there is nobody to compare it with"
+        why = "there is no other side to compare it with"
         found |= {name: replace(found[name], us=NotMeasured(why)) for name in names}
     else:
         found |= _times(stage, bench, {name: found[name] for name in names}, latency)

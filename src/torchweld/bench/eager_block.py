@@ -22,7 +22,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import Inputs, Workload
 from torchweld.models.targets import Target
 
-# What people call where the table of activations has a shorter way.
+# What people call, where the table of activations has a faster function.
 AS_WRITTEN: dict[str, Callable[..., Tensor]] = {"relu": F.relu}
 
 
@@ -89,7 +89,7 @@ def activation_of(mlp: MlpShape) -> Callable[[Tensor], Tensor]:
     return (lambda z: function(z, *parameters)) if parameters else function
 
 
-# The same objects for everybody in this process who asks for the same block in turn.
+# All sides in this process get the same objects if they ask for the same block in turn.
 @functools.lru_cache(maxsize=1)
 def _layers(mlp: MlpShape, dtype: torch.dtype, seed: int) -> tuple[nn.Linear | Conv1D, ...]:
     found: list[nn.Linear | Conv1D] = []
@@ -127,7 +127,7 @@ def tensors_of(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> list[Tens
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSource:
-    """A block by its shape: `make` gives the same weights in whatever process."""
+    """A block by its shape; `make` gives the same weights in any process."""
 
     mlp: MlpShape
     dtype: str = "float32"

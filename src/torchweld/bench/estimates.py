@@ -1,4 +1,4 @@
-"""About how long cells take, for the time that is left. Rates are typical ones, not promises."""
+"""About how long cells take, for the time that is left; from typical rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROCESS_S = 2.5  # for one to start, several at a time
 
 
 def expected_s(bench: Bench, case: Case, latency: bool) -> float:
-    """About what a case takes."""
+    """About how long a case takes."""
     peak = bench.peaks.fma_gflops("float32", bench.threads) if bench.peaks else None
     flops_s = 1e9 * (peak or USUAL_GFLOPS)
     names = [name for name in bench.names if not why_not(bench, name, case)]
@@ -42,12 +42,12 @@ def expected_s(bench: Bench, case: Case, latency: bool) -> float:
 
 
 def startup_s(bench: Bench) -> float:
-    """About what passes before the first cell begins."""
+    """About how long it takes until the first cell begins."""
     return PROCESS_S * len(bench.names) if any(map(is_apart, bench.names)) else 0.0
 
 
 class Pace:
-    """How far a run is: expected seconds of each cell, corrected by what those done have taken."""
+    """How far a run is: expected seconds per cell, corrected by what finished cells have taken."""
 
     def __init__(self, shares_s: Sequence[float]) -> None:
         self._shares_s, self._done = list(shares_s), 0

@@ -22,15 +22,15 @@ GoalWord = Literal["met", "met in part", "missed", "not measured"]
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """`least` is what our speed over somebody's has to be in the cells that are meant.
+    """Our speed over that of `over` must be at least `least`, in the cells that the goal covers.
 
     over:         a side by name, the fastest of all others (eager included), or the FMA peak
     every_cell:   each of them; otherwise their geometric mean
     within_noise: an interval that reaches `least` is enough
-    hot:          cells with emptied caches are not meant
+    hot:          cells with emptied caches are not covered
     rows:         the fewest and the most
     width:        the fewest features of x
-    sizes:        of the only block that is meant
+    sizes:        of the only block that is covered
     """
 
     name: str
@@ -44,8 +44,7 @@ class Goal:
     width: int = 1
     sizes: tuple[int, ...] = ()
 
-    def means(self, case: Case) -> bool:
-        """Whether it speaks of this case."""
+    def covers(self, case: Case) -> bool:
         sizes = case.mlp.sizes
         return (
             case.dtype in self.dtypes
@@ -85,15 +84,15 @@ class GoalVerdict:
 def judge_goals(
     goals: Sequence[Goal], bench: Bench, whole: Sequence[Case], everybody: Sequence[str]
 ) -> list[GoalVerdict]:
-    """`whole` is the grid that the goals speak of, `everybody` the peers."""
+    """`whole` is the grid that the goals are about, `everybody` all of its peers."""
     return [_judged(goal, bench, whole, everybody) for goal in goals]
 
 
 def _judged(
     goal: Goal, bench: Bench, whole: Sequence[Case], everybody: Sequence[str]
 ) -> GoalVerdict:
-    cells = [cell for cell in bench.cells if cell.case is not None and goal.means(cell.case)]
-    asked = {case for case in whole if goal.means(case)}
+    cells = [cell for cell in bench.cells if cell.case is not None and goal.covers(cell.case)]
+    asked = {case for case in whole if goal.covers(case)}
     in_part = not asked <= {cell.case for cell in cells}
     in_part |= goal.over == BEST and not set(everybody) <= set(bench.against)
     _, reached = _found(goal, bench, cells)

@@ -1,4 +1,4 @@
-"""Running a bench of a whole model: eager against welded and against peers, a cell a workload."""
+"""Running a bench of a whole model: eager against welded and peers, one cell per workload."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.numerics.model_check import ModelTruth, TensorCheck, compare_results
 
-# A foreign runtime that is further off than this many times eager's error computes something else.
+# A foreign runtime whose error exceeds eager's by more than this factor computes something else.
 MOST_ERROR = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What is known once a model is there: what it is run on, and what a reader has to know.
+    """What is known once a model is loaded: its workloads, and notes for the reader.
 
-    `plan` is what the welded model says of itself.
+    `plan` is what the welded model reports about itself.
     """
 
     workloads: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Where whole models come from: small records that make the same model in whatever process."""
+"""Where whole models come from: small records that make the same model in any process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torchweld.models.targets import Target, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """What all have.
+    """A whole model; `make` gives the same one in any process.
 
     plan:     a file with the plan to apply; None: one is made
-    tuning_s: about so many seconds are taken for that; None: as long as a plan takes by default
+    tuning_s: how long that may take, about; None: a plan's default
     remember: times of earlier plans may be used for it
     """
 

@@ -31,7 +31,7 @@ PATIENCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ParkedCheck:
-    """Eager beside parked processes, against eager alone: 1 is what the ratio has to be.
+    """Eager beside parked processes, against eager alone: the ratio has to be 1.
 
     beside: eager when a process has long been idle, against eager right after it was driven
     cpu_ms: processor time of each process right after its calls: left to run, and parked
@@ -65,7 +65,7 @@ def _beside_words(comparison: Comparison) -> str:
 
 
 def check_parking(names: Sequence[str], threads: int, seconds: float, seed: int) -> ParkedCheck:
-    """`names` has eager. Who cannot run the block is left out here; the cells say why."""
+    """`names` includes eager. A side that cannot run the block is left out; the cells say why."""
     beside: dict[str, Comparison] = {}
     cpu_ms: dict[str, tuple[float, float]] = {}
     with Stage(threads, processes=True) as stage:
@@ -92,7 +92,7 @@ def check_parking(names: Sequence[str], threads: int, seconds: float, seed: int)
 
 
 def _cpu_after_call_s(stage: Stage, name: str, parked: bool) -> float:
-    """Processor time that a side uses in the `IDLE_S` after a call."""
+    """Processor time that a side uses in the `IDLE_S` seconds after a call."""
     stage.ask(name, "visit", 1, False)
     if parked:
         stage.park_all()

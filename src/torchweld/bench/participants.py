@@ -25,9 +25,9 @@ from torchweld.ops.backends.backend import mode_of
 
 _CPU = torch.device("cpu")
 
-# What numpy takes, of those that draw numbers here.
+# numpy takes no larger seeds.
 LEAST_BAD_SEED = 2**32
-# Each is a thread with a team of its own.
+# Each caller is a thread with its own team of threads.
 MOST_CALLERS = 1000
 
 
@@ -52,7 +52,7 @@ def why_not(bench: Bench, name: str, case: Case) -> str:
 def machine_peaks(
     dtypes: Sequence[str] = ("float32",),
 ) -> tuple[measured_peaks.Peaks | None, tuple[str, ...]]:
-    """The peaks of this machine, measured if they have to be, and what to say about that.
+    """The peaks of this machine, measured if necessary, and notes about that.
 
     Kept ones that a probe of these dtypes, or of memory, exceeds are not used: every share of them
     would be too high.
@@ -71,7 +71,7 @@ def machine_peaks(
 
 
 def _reads_hold(kept: measured_peaks.Peaks) -> bool:
-    """As `measured_peaks.holds`, of what is read from memory."""
+    """As `measured_peaks.holds`, for reads from memory."""
     compiled, threads = kernel_build.compiled_part(), torch.get_num_threads()
     largest = max(kept.read, key=lambda row: row.working_set_bytes, default=None)
     if compiled is None or largest is None:
@@ -98,7 +98,7 @@ def plan(
     seed: int = 0,
     callers: int = 0,
 ) -> Bench:
-    """What will be measured, still without cells.
+    """The bench that will be measured, still without cells.
 
     `backends` are names as `split_name` takes them. Without any, the best backend there is, and
     `torch` beside it if there are no peers. `seconds` are for each other side in one cell.

@@ -79,7 +79,7 @@ def lost_cells(bench: Bench) -> list[LostCell]:
 
 
 def close_cells(bench: Bench) -> int:
-    """Cells that nobody wins from us beyond noise, but in which somebody's median is ahead."""
+    """Cells in which nobody is faster beyond noise, but somebody's median is ahead of ours."""
     count = 0
     for cell in bench.cells:
         ratios = [over(bench, cell, name) for name in others(bench, cell)]

@@ -1,4 +1,4 @@
-"""A runtime that answers commands: what it gives, how long calls take, what they cost beside that.
+"""A runtime that answers commands: its outputs, how long calls take, and what else they cost.
 
 `RuntimeServer` has one method per command. `serve_runtime` makes it in a worker process.
 """
@@ -34,11 +34,11 @@ BLOCKS_PER_VISIT = 5
 VISIT_S = 5e-3
 WARM_UP_S = 0.5e-3
 LEAST_FLUSH_BYTES = 64 << 20
-# What is not compared, but stands beside the times: blocks of calls, each of about so long.
+# Costs are not compared. Each is the median of blocks of calls, each about this long.
 COST_BLOCKS, COST_BLOCK_S = 9, 500e-6
 CPU_S = 20e-3
-# A call that takes no more than so many times what it takes with nothing to compute is timed in
-# turn with that: noise between two moments would be larger than what tells them apart.
+# A call that takes at most so many times its host part is timed in turn with it: noise between two
+# moments would be larger than their difference.
 NEAR = 4.0
 
 
@@ -115,7 +115,7 @@ class RuntimeServer:
     def prepare(self, *shape: Any) -> list[Array]:
         """Gets ready for a number of rows, or a shape; the floating outputs of a call, as float32.
 
-        What is computed in float64 comes as float64.
+        Outputs in float64 stay float64.
         """
         self.call = self.runtime.prepare(*shape)
         self.side = CallableSide(self.call)
@@ -161,7 +161,7 @@ class RuntimeServer:
         return found
 
     def window(self, count: int, seconds: float) -> float:
-        """Calls a second by `count` callers at once."""
+        """Calls per second by `count` callers at once."""
         self.show()
         return callers(count).rate(self.call, seconds)
 
@@ -170,7 +170,7 @@ class RuntimeServer:
         dismiss()
 
     def cost(self) -> dict[str, Any]:
-        """What a call costs beside its time; what cannot be told is left out.
+        """What a call costs besides its time; unknown costs are left out.
 
         ops, buffers: as they reach the dispatcher
         host_us:      what a call takes that has nothing to compute
@@ -228,7 +228,7 @@ class RuntimeServer:
         return {"cpu_us": cpu_us, "cores": cores}
 
     def details(self) -> dict[str, Any]:
-        """What the runtime says of itself, right after a call: others may have run since."""
+        """What the runtime reports, right after a call: others may have run since the last one."""
         if self.prepared:
             self.show()
             self.call()
@@ -238,7 +238,7 @@ class RuntimeServer:
         return self.runtime.about()
 
     def check(self) -> None:
-        """Raises where what was loaded cannot be timed."""
+        """Raises if the loaded model cannot be timed."""
         self._eager().check()
 
     def work(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class RuntimeServer:
         return self._eager().truth()
 
     def _eager(self) -> EagerRuntime:
-        """The one who knows what a model computes."""
+        """Only eager knows what a model computes."""
         assert isinstance(self.runtime, EagerRuntime), self.runtime
         self.show()
         return self.runtime

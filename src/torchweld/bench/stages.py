@@ -45,7 +45,7 @@ class Stage:
         return list(self.workers)
 
     def start(self, names: Iterable[str]) -> dict[str, str]:
-        """Starts these, processes all at the same time; who cannot start, and why."""
+        """Starts these, processes all at the same time; gives who cannot start, and why."""
         self.park_all()
         new = list(names)
         for name in new:

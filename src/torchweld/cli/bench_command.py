@@ -40,7 +40,7 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raises for what does not go together, before anything is loaded or measured."""
+    """Raises if options do not go together, before anything is loaded or measured."""
     if options["show"] is not None:
         check_show(options)
     else:
@@ -110,7 +110,7 @@ def words(options: dict[str, Any]) -> str:
 
 
 def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
-    """Plans, prints what is known before, and runs."""
+    """Plans, prints the head, and runs."""
     console = screen()
     common: dict[str, Any] = {
         "against": listed("--against", options["against"]) or preset_against(options),
@@ -181,7 +181,7 @@ def asked_cases(options: dict[str, Any]) -> list[Case]:
 
 
 def output(done: Bench, options: dict[str, Any]) -> None:
-    """What is written, and what is printed: neither a full disk nor a closed pipe takes both."""
+    """Writes files, then prints. A full disk does not prevent the printing."""
     out, table = options["out"], options["table"]
     try:
         if table is not None and not done.interrupted:
@@ -252,11 +252,11 @@ def judged(done: Bench) -> list[GoalVerdict]:
     help="Make a table of known speeds, FILE.json, which welding without timing goes by; of the "
     "blocks given, or of all that such a table has.",
 )
-@click.option("--seconds", default=1.5, show_default=True, help="For each other side in each cell.")
+@click.option("--seconds", default=1.5, show_default=True, help="Per other side and cell.")
 @click.option("--cold", is_flag=True, help="Empty the caches before every call.")
 @click.option("--latency", is_flag=True, help="Also p50, p95, p99 of single calls.")
 @click.option(
-    "--callers", type=click.IntRange(min=1), metavar="K", help="Also calls a second by K threads."
+    "--callers", type=click.IntRange(min=1), metavar="K", help="Also calls per second by K threads."
 )
 @click.option(
     "--check-parking",

@@ -25,7 +25,7 @@ from torchweld.report.bench_tables import speed_table
 class Keeper:
     """Puts cells into the history as they come, if the run has a name.
 
-    Where that is no longer possible, a full disk say, the run goes on without: `problem` says why.
+    If that becomes impossible, such as on a full disk, the run continues; `problem` says why.
     """
 
     def __init__(self, history: History | None, name: str | None) -> None:

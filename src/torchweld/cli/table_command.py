@@ -28,7 +28,7 @@ PATIENCE = 3.0
 
 
 def check_table(options: dict[str, Any]) -> None:
-    """Raises for what a table cannot be made with, or on."""
+    """Raises for options, or a machine, that no table can be made with."""
     own = ("target", "preset", "against", "backend", "cold", "latency", "callers")
     odd = [name for name in own if options[name]]
     if odd:
@@ -50,7 +50,7 @@ def check_table(options: dict[str, Any]) -> None:
 
 
 def table_command(options: dict[str, Any]) -> str:
-    """What makes the same table again: the environment that counts, and every option."""
+    """The command that makes the same table again, with the environment that matters."""
     path = options["table"]
     asked = [f"--{name}={','.join(options[name])}" for name in GRID if options[name]]
     return shlex.join(
@@ -68,7 +68,7 @@ def run_table(
 ) -> Bench:
     """All cases; those in which noise hid a way are measured once more, with more time.
 
-    What has a verdict keeps it: a second try would be a second chance.
+    A verdict is kept: a second try would be a second chance.
     """
     done = run_cases(bench, cases, False, console, keeper, TABLE_RUNTIMES)
     hidden = [i for i, cell in enumerate(done.cells) if any(map(_hidden, cell.results[1:]))]

@@ -1,4 +1,4 @@
-"""A comparison in a process of its own: what differs from process to process is in it then.
+"""A comparison in its own process, so that differences between processes are part of the result.
 
 Where memory lies, and whether it is in huge pages, is settled once per process and can change a
 speed-up by some percent. So the comparisons of a baseline are made in several processes, and what

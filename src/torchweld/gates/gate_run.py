@@ -51,9 +51,9 @@ class Rival:
 def accept(
     subject: Subject, *, clock: Clock | None, effort: Effort | None = None, progress: Progress
 ) -> Baseline:
-    """Plans the model and measures what a baseline holds; without a `clock` no times.
+    """Plans the model and measures what a baseline holds; without a `clock`, no times.
 
-    Raises where nothing would be welded, NotMeasuredError if that is for want of a measurement.
+    Raises if nothing would be welded; NotMeasuredError if because nothing could be measured.
     """
     model, training = subject.model, subject.training
     effort = effort or Effort()
@@ -103,7 +103,7 @@ def gate(
     rival: Rival | None = None,
     progress: Progress,
 ) -> Outcome:
-    """Welds by the baseline's plan, counts, and unless there is no `clock` times."""
+    """Welds by the baseline's plan and counts; with a `clock`, it also times."""
     model, training = subject.model, subject.training
     progress("welding by the baseline's plan", 0.0)
     fit = fit_plan(model, baseline.plan)
@@ -154,7 +154,7 @@ def _times(
     return found
 
 
-# What to do where the baseline has no time that now can be compared with.
+# What to do if the baseline has no time to compare with.
 _OTHERWISE = (
     "--accept (a new baseline, with times of this machine)",
     "--against-worktree FOLDER (time against a checkout of main, in one run)",
@@ -162,7 +162,7 @@ _OTHERWISE = (
 
 
 def _why_not(baseline: Baseline, workload: str) -> str:
-    """Why a time of now says nothing beside the baseline's; "" if it does."""
+    """Why the time now cannot be compared with the baseline's; "" if it can."""
     before = baseline.fingerprint
     if before is not None and before.key != fingerprint.key_here():
         said = "; ".join(before.since(taken_here())) or "its set-up is not that of here"

@@ -87,7 +87,7 @@ class SeenTime:
 
 
 def seen_in(found: Comparison) -> SeenTime | NotMeasured:
-    """What was measured, or that nothing was; whatever the verdict is."""
+    """The figures, whatever the verdict is, or that there are none."""
     speedup, interval, eager_us = found.speedup, found.interval, found.baseline_us
     if (
         isinstance(speedup, NotMeasured)
@@ -100,7 +100,7 @@ def seen_in(found: Comparison) -> SeenTime | NotMeasured:
 
 
 def too_wide(interval: tuple[float, float], tolerance: float) -> str:
-    """Why an interval is of no use where a change by the tolerance is the question; "" if it is."""
+    """Why an interval cannot show a change by the tolerance; "" if it can."""
     low, high = interval
     if math.log(high / low) / 2 <= math.log1p(tolerance):
         return ""
@@ -111,7 +111,7 @@ def too_wide(interval: tuple[float, float], tolerance: float) -> str:
 
 
 def usable(found: Comparison, tolerance: float) -> SeenTime | NotMeasured:
-    """What was measured, if that is enough to tell a change by the tolerance."""
+    """The figures, if they are precise enough to show a change by the tolerance."""
     seen = seen_in(found)
     if found.verdict == "not measured":
         return NotMeasured(found.reason)
@@ -132,7 +132,7 @@ class KeptTime:
     comparisons: tuple[Comparison, ...]
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file: only what was measured is kept."""
+        """What is wrong with a record that was read from a file: only measured times are kept."""
         for one in self.comparisons:
             if isinstance(seen_in(one), NotMeasured):
                 yield f"has the speed-up {one.speedup} in {one.interval}; expected are times"
@@ -153,14 +153,14 @@ class KeptTime:
 
     @property
     def noise(self) -> float:
-        """What is not to be told from chance: within a comparison, or between them."""
+        """The largest change that chance explains, within a comparison or between them."""
         speedups = [one.speedup for one in self.seen]
         between = max(speedups) / min(speedups) - 1.0
         within = (one.noise for one in self.comparisons)
         return max([between, *(one for one in within if not isinstance(one, NotMeasured))])
 
     def other_state(self, now: SeenTime) -> str:
-        """How the machine differs from what it was, by the model's own code; "" if it does not."""
+        """How the machine changed, by the time of the model's own code; "" if it did not."""
         before_us = [one.eager_us for one in self.seen]
         low_us, high_us = min(before_us) / (1 + SAME_STATE), max(before_us) * (1 + SAME_STATE)
         if low_us <= now.eager_us <= high_us:
@@ -173,7 +173,7 @@ class KeptTime:
 
 
 def kept_time(workload: str, measures: Sequence[Measure], clock: Clock) -> KeptTime:
-    """What a baseline keeps; raises NotMeasuredError where a comparison is of no use, twice."""
+    """What a baseline keeps; raises NotMeasuredError if a comparison is of no use twice."""
     found: list[Comparison] = []
     for measure in measures:
         for _ in range(TRIES):
@@ -233,7 +233,7 @@ def against_other(workload: str, other: str, measure: Measure, clock: Clock) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What one comparison says; of a second one, where the first could not tell."""
+    """What one comparison says, or the second if the first could not tell."""
 
     found: Comparison
     seen: SeenTime | NotMeasured

@@ -33,7 +33,7 @@ from torchweld.timing import Comparison
 from torchweld.welds.swapping.swap import weld
 
 THIS, OTHER = "this", "other"
-# What a call gives to its worker, which has no use for the model's own output.
+# The worker has no use for the model's own output.
 NOTHING = torch.zeros(1)
 
 

@@ -92,7 +92,7 @@ def _work_legend(bench: Bench, spare: list[str]) -> str:
 
 
 def _work_notes(bench: Bench) -> Iterator[RenderableType]:
-    """What the table of work has dashes for although the call was timed: how often, and why."""
+    """Why the table of work has dashes for calls that were timed, and how often."""
     timed = [
         (cell, name)
         for cell in bench.cells
@@ -161,5 +161,5 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _help(summary: Summary) -> str:
-    """What to add to the command, where that may help."""
+    """What to add to the command, if that may help."""
     return f"; on this machine {summary.remedy} may help" if summary.remedy else ""

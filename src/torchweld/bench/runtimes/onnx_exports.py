@@ -23,7 +23,7 @@ from torchweld.core.inputs import Inputs
 
 
 class OnnxReadingRuntime(Runtime):
-    """What those that read ONNX share. `graphs` are forms of the same, as bytes or a file."""
+    """What ONNX Runtime and OpenVINO share. `graphs`: one computation in several forms."""
 
     apart = True
     countable = False

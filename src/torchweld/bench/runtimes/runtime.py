@@ -42,7 +42,7 @@ def loaded(source: Source) -> LoadedSource:
 
 
 class Runtime:
-    """The module as it is, called as its users call it; others change what they do otherwise.
+    """The module as it is, called as its users call it. Subclasses override what they do otherwise.
 
     apart:     it needs a process of its own
     countable: its ops reach the dispatcher one by one, and it runs on an x without rows
@@ -113,7 +113,7 @@ class Runtime:
         return {}
 
     def about(self) -> dict[str, Any]:
-        """What was loaded; `weights` are the same for the same weights."""
+        """What was loaded; `weights` is a digest."""
         return {
             "workloads": [workload.name for workload in self.made.workloads],
             "notes": list(self.made.notes),
