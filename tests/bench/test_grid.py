@@ -16,7 +16,7 @@ from torchweld.bench.grid import (
     parse_rows,
     parse_sizes,
 )
-from torchweld.bench.presets import PRESETS, preset_cases
+from torchweld.bench.presets import PRESETS, preset_named
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.errors import TorchweldError
 
@@ -133,7 +133,7 @@ def test_the_demo_goes_from_small_to_large_in_two_dtypes() -> None:
 
 
 def test_the_walk_through_is_a_linear_an_mlp_and_a_gated_one_over_batch_and_sequence() -> None:
-    cases = preset_cases("blog", [], [])
+    cases = PRESETS["blog"].cases
     kinds = list(dict.fromkeys(case.mlp.kind_text for case in cases))
     assert kinds == ["linear", "gelu", "gelu-gated"]
     assert {case.mlp.sizes[:2] for case in cases} == {(768, 3072)}
@@ -141,18 +141,18 @@ def test_the_walk_through_is_a_linear_an_mlp_and_a_gated_one_over_batch_and_sequ
 
 
 def test_models_have_a_row_for_each_well_known_one() -> None:
-    labels = {case.label for case in preset_cases("models", [], [])}
+    labels = {case.label for case in PRESETS["models"].cases}
     for model in ("BERT-base", "GPT-2", "ViT-B/16", "Llama-like 1B", "Llama-like 7B"):
         assert model in labels
     assert {"Mixtral expert", "DLRM top", "RL policy"} <= labels
 
 
 def test_rows_and_dtypes_take_the_place_of_a_presets_own() -> None:
-    cases = preset_cases("models", ["2"], ["fp16"])
-    assert len(cases) == len(PRESETS["models"])
+    cases = PRESETS["models"].cases_of(["2"], ["fp16"])
+    assert len(cases) == len(PRESETS["models"].rows)
     assert {(case.rows, case.dtype) for case in cases} == {(2, "float16")}
     with pytest.raises(TorchweldError, match=r"unknown preset 'blok'; did you mean 'blog'\?"):
-        preset_cases("blok", [], [])
+        preset_named("blok")
 
 
 def test_work_counts_gate_up_and_down_and_what_has_to_move() -> None:

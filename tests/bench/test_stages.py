@@ -5,21 +5,28 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.support.bench_samples import GATED, PLAIN, case, check_of
 
-from torchweld.bench import MlpShape, measure, participants, plan
+from torchweld.bench import MlpShape, measure, plan
 from torchweld.bench.bench_results import Latency
 from torchweld.bench.block_bench import BlockBench
 from torchweld.bench.callers import Callers, callers, dismiss
+from torchweld.bench.eager_block import BlockSource
+from torchweld.bench.parked_check import cpu_s
+from torchweld.bench.runtime_server import arrays_of
+from torchweld.bench.runtimes.onnx_exports import OnnxReadingRuntime
+from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
+from torchweld.bench.runtimes.torchweld_runtimes import BackendRuntime
 from torchweld.bench.stage_timing import single_calls
-from torchweld.bench.stages import AnyStage, LocalStage, open_stage
-from torchweld.bench.worker import arrays_of
-from torchweld.bench.worker_processes import Stage, WorkerError
+from torchweld.bench.stages import Stage, open_stage
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
@@ -39,16 +46,16 @@ needs_openvino = pytest.mark.skipif(
 
 
 def test_processes_are_started_only_for_who_needs_one() -> None:
-    assert isinstance(open_stage(["eager", "cpu", "torch:mkldnn", "mkldnn"], 1), LocalStage)
+    assert not open_stage(["eager", "cpu", "torch:mkldnn", "mkldnn"], 1).processes
     for name in ("compile", "compile-max", "compile:inductor", "onnxruntime", "openvino"):
-        assert isinstance(open_stage(["eager", "cpu", name], 1), Stage)
+        assert open_stage(["eager", "cpu", name], 1).processes
 
 
-def outputs(stage: AnyStage, names: list[str]) -> list[np.ndarray]:
+def outputs(stage: Stage, names: list[str]) -> list[np.ndarray]:
     found = []
     assert stage.start(names) == {}
     for name in names:
-        stage.ask(name, "load", GATED, "float32", 5)
+        stage.ask(name, "load", BlockSource(mlp=GATED, seed=5))
         (output,) = stage.ask(name, "prepare", 2, 3)
         assert stage.side(name).time(2) > 0
         cpu_us = stage.ask(name, "cost")["cpu_us"]
@@ -60,25 +67,49 @@ def outputs(stage: AnyStage, names: list[str]) -> list[np.ndarray]:
 @needs_signals
 def test_both_stages_do_the_same_work() -> None:
     names = ["eager", "reference"]
-    with LocalStage(1) as local:
+    with Stage(1) as local:
         here = outputs(local, names)
-    with Stage(1) as stage:
+    with Stage(1, processes=True) as stage:
         there = outputs(stage, names)
     for one, other in zip(here, there, strict=True):
         assert one.shape == (2, 3, 4)
         assert np.array_equal(one, other)
 
 
+@needs_signals
+def test_only_one_worker_runs_at_a_time() -> None:
+    with Stage(1, processes=True) as stage:
+        assert stage.start(["eager", "mkldnn"]) == {}
+        stage.ask("eager", "load", BlockSource(mlp=GATED))
+        stage.ask("mkldnn", "load", BlockSource(mlp=GATED))
+        if sys.platform == "linux":
+            pids = {name: worker.pid for name, worker in stage.workers.items()}
+            state = {n: Path(f"/proc/{pid}/stat").read_text().split()[2] for n, pid in pids.items()}
+            assert state["eager"] == "T"
+            assert state["mkldnn"] != "T"
+        with pytest.raises(WorkerError, match="batch_size"):
+            stage.ask("mkldnn", "prepare", "no number")
+        (output,) = stage.ask("mkldnn", "prepare", 2)
+        assert output.shape == (2, 4)
+        if sys.platform == "linux":
+            stage.park_all()
+            before_s = cpu_s(pids["mkldnn"])
+            time.sleep(0.02)
+            assert cpu_s(pids["mkldnn"]) == before_s
+
+
 def test_a_local_side_runs_without_gradients_and_says_what_went_wrong() -> None:
-    with LocalStage(1) as stage:
-        assert "KeyError" in stage.start(["no such runtime"])["no such runtime"]
-        stage.start(["eager"])
+    broken = partial(BackendRuntime, "nobody")
+    with Stage(1, {"eager": EagerRuntime, "broken": broken}) as stage:
+        reasons = stage.start(["eager", "broken"])
+        assert stage.names == ["eager"]
+        assert "unknown backend 'nobody'" in reasons["broken"]
         with pytest.raises(WorkerError, match="AttributeError"):
             stage.ask("eager", "prepare", 3)
-        stage.ask("eager", "load", PLAIN, "float32")
+        stage.ask("eager", "load", BlockSource(mlp=PLAIN))
         stage.ask("eager", "prepare", 3)
         assert torch.is_grad_enabled()
-        assert not stage._servers["eager"].call().requires_grad or torch.is_grad_enabled()
+        assert not stage.workers["eager"].held.call().requires_grad or torch.is_grad_enabled()
         assert stage.side("eager", cold=True).time(1) > 0
 
 
@@ -96,10 +127,10 @@ def test_outputs_come_as_arrays_whatever_a_runtime_returns() -> None:
 
 
 def test_single_calls_take_turns_and_are_counted() -> None:
-    with LocalStage(1) as stage:
+    with Stage(1) as stage:
         stage.start(["eager", "torch"])
         for name in stage.names:
-            stage.ask(name, "load", PLAIN, "float32")
+            stage.ask(name, "load", BlockSource(mlp=PLAIN))
             stage.ask(name, "prepare", 1)
         found = single_calls(stage, ["eager", "torch"], seconds=0.05, seed=0)
     assert set(found) == {"eager", "torch"}
@@ -177,12 +208,12 @@ def test_onnx_runtime_computes_every_activation_as_eager_does() -> None:
     names = [name for name in ACTIVATIONS if name != "identity"]
     mlps = [MlpShape(sizes=(8, 16, 4), activation=name) for name in names]
     mlps += [GATED, MlpShape(sizes=(8, 16), activation="identity")]
-    with Stage(1) as stage, LocalStage(1) as local:
+    with Stage(1, processes=True) as stage, Stage(1) as local:
         assert stage.start(["onnxruntime"]) == {}
         local.start(["eager"])
         for mlp in mlps:
-            stage.ask("onnxruntime", "load", mlp, "float32", 0)
-            local.ask("eager", "load", mlp, "float32", 0)
+            stage.ask("onnxruntime", "load", BlockSource(mlp=mlp, seed=0))
+            local.ask("eager", "load", BlockSource(mlp=mlp, seed=0))
             (theirs,) = stage.ask("onnxruntime", "prepare", 3)
             (ours,) = local.ask("eager", "prepare", 3)
             np.testing.assert_allclose(theirs, ours, rtol=2e-5, atol=2e-6, err_msg=mlp.name)
@@ -211,11 +242,11 @@ def test_foreign_peers_are_left_out_of_what_is_not_float32(
 ) -> None:
     """They are not asked at all, so they need not be there."""
     half, peers = case(dtype="bfloat16"), ("onnxruntime", "openvino")
-    for name in peers:
-        monkeypatch.delitem(participants.NEEDED, name)
+    for runtime in OnnxReadingRuntime.__subclasses__():
+        monkeypatch.setattr(runtime, "needs", ())
     bench = plan([half], ("torch",), peers, seconds=0.1)
     assert bench.against == peers
-    with LocalStage(1) as stage:
+    with Stage(1) as stage:
         assert stage.start(["eager", "torch"]) == {}
         cell = BlockBench(stage, bench, {}).cell(half, latency=False)
     for name in peers:

@@ -16,6 +16,7 @@ from tests.support.busy import busy_cores
 from tests.support.screen_texts import line_with, squeezed
 
 from torchweld.bench import Bench, Case, Latency, MlpShape, participants, summarise
+from torchweld.bench.runtimes.openvino_runtime import OpenVinoRuntime
 from torchweld.cli import bench_command as bench_verb
 from torchweld.cli import bench_progress
 from torchweld.cli.bench_progress import Keeper
@@ -134,7 +135,7 @@ def test_single_calls_and_callers_have_tables_of_their_own(bench: Bencher) -> No
     code, out, _ = bench(*SMALL, *options)
     assert code == 0
     assert line_with("p50", out).split() == ["cell", "p50", "p95", "p99", "calls"]
-    assert "calls a second, 2 callers at once" in out
+    assert "calls per second, 2 callers at once" in out
     rows = [line.split() for line in out.splitlines() if line.startswith("  3 × 8→16→4 gelu fp32")]
     assert [row[5] for row in rows] == ["eager", "eager"]
 
@@ -239,7 +240,7 @@ def test_mistakes_are_named_with_the_nearest(
 def test_a_peer_that_is_not_installed_is_left_out_and_it_is_said(
     bench: Bencher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(participants.NEEDED, "openvino", ("no_such_runtime",))
+    monkeypatch.setattr(OpenVinoRuntime, "needs", ("no_such_runtime",))
     code, out, _ = bench(*SMALL, "--against", "openvino", "--backend", "torch")
     assert code == 0
     said = 'left out: openvino: no_such_runtime not installed: pip install "torchweld[bench]"'

@@ -44,7 +44,7 @@ class Callers:
             ) from error
 
     def rate(self, call: Call, seconds: float) -> float:
-        """Calls a second that all of them together finish, in a window of about `seconds`."""
+        """Calls per second that all of them together finish, in a window of about `seconds`."""
         for tasks in self._tasks:
             tasks.put((call, seconds))
         answers = [self._answers.get() for _ in self._tasks]
@@ -80,7 +80,7 @@ _team: Callers | None = None
 
 
 def callers(count: int) -> Callers:
-    """The team of this process, which all who are measured in it share."""
+    """The team of this process, shared by all that is measured in it."""
     global _team
     if _team is None or _team.count != count:
         dismiss()

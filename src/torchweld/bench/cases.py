@@ -145,7 +145,7 @@ class Case:
     cold: bool = False
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """What is wrong with a record that was read from a file."""
         if self.dtype not in SHORT_DTYPES:
             yield f"has dtype {self.dtype!r}; there are: {', '.join(SHORT_DTYPES)}"
         if max(math.prod(self.lead), *self.mlp.sizes) > MOST_ELEMENTS:

@@ -1,4 +1,4 @@
-"""About how long cells take, for the time that is left. Rates are typical ones, not promises."""
+"""About how long cells take, for the time that is left; from typical rates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.block_truth import JUDGED_ROWS
 from torchweld.bench.cases import Case
+from torchweld.bench.participants import why_not
+from torchweld.bench.runtimes.runtime_names import is_apart
 from torchweld.bench.stage_timing import MIN_ROUNDS, MOST_CELL_S, WINDOW_S
-from torchweld.bench.stages import is_foreign
 
 # Shares of the fp32 peak: of eager's products, of those in 16 bits, of the reference in fp64 with
 # its scales.
@@ -20,18 +21,19 @@ PROCESS_S = 2.5  # for one to start, several at a time
 
 
 def expected_s(bench: Bench, case: Case, latency: bool) -> float:
-    """About what a case takes."""
+    """About how long a case takes."""
     peak = bench.peaks.fma_gflops("float32", bench.threads) if bench.peaks else None
     flops_s = 1e9 * (peak or USUAL_GFLOPS)
-    flops, others = case.mlp.flops(case.rows), len(bench.names) - 1
+    names = [name for name in bench.names if not why_not(bench, name, case)]
+    flops, others = case.mlp.flops(case.rows), len(names) - 1
     visits_s = 0.0
-    for name in bench.names:
+    for name in names:
         slow = case.dtype != "float32" and name not in bench.backends
         call_s = 20e-6 + flops / ((SLOW_SHARE if slow else USUAL_SHARE) * flops_s)
         visits_s += 2 * max(call_s, 3e-3 if bench.cold or case.cold else 1e-3)
     total_s = START_S + max(bench.seconds * others, min(1.2 * MIN_ROUNDS * visits_s, MOST_CELL_S))
     total_s += case.mlp.flops(min(case.rows, JUDGED_ROWS)) / (TRUTH_SHARE * flops_s)
-    total_s += COMPILE_S * sum(name.startswith("compile") for name in bench.names)
+    total_s += COMPILE_S * sum(name.startswith("compile") for name in names)
     if latency:
         total_s += bench.seconds * (others + 1)
     if bench.callers:
@@ -40,12 +42,12 @@ def expected_s(bench: Bench, case: Case, latency: bool) -> float:
 
 
 def startup_s(bench: Bench) -> float:
-    """About what passes before the first cell begins."""
-    return PROCESS_S * len(bench.names) if any(map(is_foreign, bench.names)) else 0.0
+    """About how long it takes until the first cell begins."""
+    return PROCESS_S * len(bench.names) if any(map(is_apart, bench.names)) else 0.0
 
 
 class Pace:
-    """How far a run is: expected seconds of each cell, corrected by what those done have taken."""
+    """How far a run is: expected seconds per cell, corrected by what finished cells have taken."""
 
     def __init__(self, shares_s: Sequence[float]) -> None:
         self._shares_s, self._done = list(shares_s), 0

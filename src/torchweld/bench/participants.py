@@ -5,42 +5,30 @@ Everything that can be refused is refused here, before anything is measured.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from torchweld.bench.bench_results import Bench
-from torchweld.bench.cases import Case, MlpShape
+from torchweld.bench.cases import Case
+from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.grid import parse_dtype
+from torchweld.bench.presets import PRESETS
+from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN_MODEL, RUNTIMES
+from torchweld.bench.runtimes.torch_runtimes import form_of
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.names import known
 from torchweld.machine import hardware, kernel_build, measured_peaks
-from torchweld.ops.backends import (
-    BACKENDS,
-    Form,
-    backend_named,
-    compile_backend,
-    mkldnn_linears,
-    select,
-    torch_backend,
-)
+from torchweld.ops.backends import backend_named, select, torch_backend
 from torchweld.ops.backends.backend import mode_of
 
 _CPU = torch.device("cpu")
 
-PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
-MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
-OWN = tuple(f"{b.name}:{mode.name}" for b in BACKENDS for mode in b.abilities.modes)
-OWN_MODEL = "torchweld"
-FLOAT32_ONLY = ("onnxruntime", "openvino")
-NEEDED = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx")}
-# What numpy takes, of those that draw numbers here.
+# numpy takes no larger seeds.
 LEAST_BAD_SEED = 2**32
-# Each is a thread with a team of its own.
+# Each caller is a thread with its own team of threads.
 MOST_CALLERS = 1000
-MODEL_NEEDED = {name: (*modules, "onnxscript") for name, modules in NEEDED.items()}
 
 
 def split_name(text: str) -> tuple[str, str | None]:
@@ -49,33 +37,22 @@ def split_name(text: str) -> tuple[str, str | None]:
     return name, mode or None
 
 
-def absent(peers: Sequence[str], needed: Mapping[str, Sequence[str]] = NEEDED) -> dict[str, str]:
-    """Who cannot take part because something is not installed, and how to get it."""
-    result = {}
-    for name in peers:
-        missing = [m for m in needed.get(name, ()) if importlib.util.find_spec(m) is None]
-        if missing:
-            package = " and ".join(missing)
-            result[name] = f'{package} not installed: pip install "torchweld[bench]", or {package}'
-        elif name.startswith("compile"):
-            missing = compile_backend.BACKEND.unavailable()
-            result.update({name: "; ".join(missing)} if missing else {})
-    return result
+def absent(peers: Sequence[str], whole_model: bool = False) -> dict[str, str]:
+    """Who cannot take part on this machine, and how to change that."""
+    found = {name: RUNTIMES[name]().absent(whole_model) for name in peers}
+    return {name: why for name, why in found.items() if why}
 
 
-def why_not(name: str, case: Case) -> str:
-    """Why a peer that is there does not take part in a case; empty if it does."""
-    if name in FLOAT32_ONLY and case.dtype != "float32":
-        return "it is measured in float32 only"
-    if name == "mkldnn":
-        return "; ".join(mkldnn_linears.reasons(getattr(torch, case.dtype), _CPU))
-    return ""
+def why_not(bench: Bench, name: str, case: Case) -> str:
+    """Why a side of a bench does not take part in one of its cases; "" if it does."""
+    preset = PRESETS.get(bench.preset)
+    return (preset.why_not(name, case) if preset else "") or RUNTIMES[name]().why_not(case.dtype)
 
 
 def machine_peaks(
     dtypes: Sequence[str] = ("float32",),
 ) -> tuple[measured_peaks.Peaks | None, tuple[str, ...]]:
-    """The peaks of this machine, measured if they have to be, and what to say about that.
+    """The peaks of this machine, measured if necessary, and notes about that.
 
     Kept ones that a probe of these dtypes, or of memory, exceeds are not used: every share of them
     would be too high.
@@ -94,7 +71,7 @@ def machine_peaks(
 
 
 def _reads_hold(kept: measured_peaks.Peaks) -> bool:
-    """As `measured_peaks.holds`, of what is read from memory."""
+    """As `measured_peaks.holds`, for reads from memory."""
     compiled, threads = kernel_build.compiled_part(), torch.get_num_threads()
     largest = max(kept.read, key=lambda row: row.working_set_bytes, default=None)
     if compiled is None or largest is None:
@@ -103,11 +80,6 @@ def _reads_hold(kept: measured_peaks.Peaks) -> bool:
     peak = kept.read_gbps(size, threads)
     found = float(compiled.probe_read(size, threads, measured_peaks.PROBE_SECONDS))
     return peak is None or found < measured_peaks.TOLERATED_EXCESS * peak
-
-
-def block_of(mlp: MlpShape) -> Form:
-    sizes = tuple(zip(mlp.sizes, mlp.sizes[1:], strict=False))
-    return Form(kind="chain", forms=mlp.forms, sizes=sizes)
 
 
 def _full_name(text: str) -> str:
@@ -126,7 +98,7 @@ def plan(
     seed: int = 0,
     callers: int = 0,
 ) -> Bench:
-    """What will be measured, still without cells.
+    """The bench that will be measured, still without cells.
 
     `backends` are names as `split_name` takes them. Without any, the best backend there is, and
     `torch` beside it if there are no peers. `seconds` are for each other side in one cell.
@@ -135,11 +107,11 @@ def plan(
         raise TorchweldError("the grid is empty; give blocks, rows and dtypes, or none at all")
     if len(set(backends)) < len(backends):
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
-    peers = _peers(against, PEERS)
+    peers = _peers(against, BLOCK_PEERS)
     notes: dict[str, None] = {}
-    names = dict.fromkeys(_full_name(text) if text in PEERS else text for text in backends)
+    names = dict.fromkeys(_full_name(text) if text in BLOCK_PEERS else text for text in backends)
     for case in cases:
-        block, dtype = block_of(case.mlp), getattr(torch, parse_dtype(case.dtype))
+        block, dtype = form_of(BlockSource(mlp=case.mlp)), getattr(torch, parse_dtype(case.dtype))
         if case.rows < 1:
             raise TorchweldError(f"rows is {case.rows_text}; expected whole numbers of at least 1")
         for text in backends:
@@ -174,7 +146,7 @@ def plan_model(
 ) -> Bench:
     """The same for a whole model; torchweld is what `tw.plan` and `tw.apply` make of it."""
     peers = _peers(against, MODEL_PEERS)
-    left_out = absent(peers, MODEL_NEEDED)
+    left_out = absent(peers, whole_model=True)
     return _bench(
         backends=(OWN_MODEL,),
         against=tuple(peer for peer in peers if peer not in left_out),
@@ -212,6 +184,9 @@ def _bench(
     if callers > MOST_CALLERS:
         raise TorchweldError(f"callers are {callers}; expected at most {MOST_CALLERS}")
     here = hardware.hardware()
+    versions = [version for name in against for version in RUNTIMES[name]().versions()]
+    if versions:
+        notes = (*notes, f"installed: {', '.join(dict.fromkeys(versions))}")
     return Bench(
         torch=torch.__version__,
         cpu=here.cpu_model,

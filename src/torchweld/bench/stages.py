@@ -1,118 +1,109 @@
-"""Where sides run: in processes of their own, or in this one. `open_stage` chooses.
+"""Where sides run: each in a process of its own, or all in this one. `open_stage` chooses.
 
-What is foreign to PyTorch, and torch.compile, get a process each, and then so does everybody:
-pools of threads would disturb each other, and compilers change the process they run in. Where only
-eager and our own backends take part, this process does, and nothing has to start.
+Runtimes outside of PyTorch, and torch.compile, need a process each, and then every side gets one:
+pools of threads would disturb each other, and compilers change the process they run in. If only
+eager and our own backends take part, they run in this process, and nothing has to start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from torchweld.bench.worker import Server, said
-from torchweld.bench.worker_processes import BLOCK_RUNTIMES, Stage, WorkerError
-from torchweld.core.interrupts import is_interrupt
-from torchweld.timing import Side
-
-FOREIGN = ("onnxruntime", "openvino", "compile")
+from torchweld.bench.runtime_server import RuntimeServer, serve_runtime
+from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
+from torchweld.bench.workers.local_worker import LocalWorker
+from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 
 
-class AnyStage(Protocol):
-    """Sides by name: started, asked, timed."""
+class Stage:
+    """Sides by name: started, asked, timed. At most one runs; processes of the others are stopped.
 
-    threads: int
+    processes: each side has a process of its own
+    """
 
-    @property
-    def names(self) -> list[str]: ...
-    def start(self, names: Iterable[str]) -> dict[str, str]: ...
-    def ask(self, name: str, command: str, *arguments: Any) -> Any: ...
-    def side(self, name: str, cold: bool = False) -> Side: ...
-    def park_all(self) -> None: ...
+    def __init__(
+        self, threads: int, runtimes: Runtimes = RUNTIMES, *, processes: bool = False
+    ) -> None:
+        self.threads, self.processes = threads, processes
+        self._runtimes = runtimes
+        self.workers: dict[str, WorkerProcess | LocalWorker] = {}
+        self._running: WorkerProcess | LocalWorker | None = None
 
-
-class LocalStage:
-    """All sides in this process, one `Server` each; the same interface as `processes.Stage`."""
-
-    def __init__(self, threads: int, runtimes: str = BLOCK_RUNTIMES) -> None:
-        self.threads, self._runtimes = threads, runtimes
-        self._servers: dict[str, Server] = {}
-
-    def __enter__(self) -> LocalStage:
+    def __enter__(self) -> Stage:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._servers.clear()
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers.values():
+            worker.end()
 
     @property
     def names(self) -> list[str]:
-        return list(self._servers)
+        """Who has started, and can be asked."""
+        return list(self.workers)
 
     def start(self, names: Iterable[str]) -> dict[str, str]:
-        """Who cannot start, and why."""
+        """Starts these, processes all at the same time; gives who cannot start, and why."""
+        self.park_all()
+        new = list(names)
+        for name in new:
+            self.workers[name] = self._worker(name)
         reasons = {}
-        for name in names:
+        for name in new:
             try:
-                self._servers[name] = Server(name, self.threads, self._runtimes)
-            except Exception as error:  # noqa: PERF203 (whatever a runtime raises)
-                if is_interrupt(error):
-                    raise
-                reasons[name] = said(error)
+                self.workers[name].ready()
+                self.workers[name].park()
+            except WorkerError as error:  # noqa: PERF203
+                self.workers.pop(name).end()
+                reasons[name] = str(error)
         return reasons
 
-    def ask(self, name: str, command: str, *arguments: Any) -> Any:
-        try:
-            with torch.no_grad():
-                return getattr(self._servers[name], command)(*arguments)
-        except Exception as error:  # as from a process: one line that says what
-            if is_interrupt(error):
-                raise
-            raise WorkerError(said(error)) from error
+    def _worker(self, name: str) -> WorkerProcess | LocalWorker:
+        make = self._runtimes[name]
+        if self.processes:
+            return WorkerProcess(name, serve_runtime, make, self.threads)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        return LocalWorker(name, RuntimeServer, make)
 
-    def side(self, name: str, cold: bool = False) -> Side:
-        return LocalSide(self._servers[name], cold)
+    def ask(self, name: str, command: str, *arguments: Any) -> Any:
+        """The answer of one side, all others being parked."""
+        worker = self.workers[name]
+        if self._running is not worker:
+            self.park_all()
+            worker.wake()
+            self._running = worker
+        return worker.ask(command, *arguments)
+
+    def side(self, name: str, cold: bool = False) -> StageSide:
+        return StageSide(self, name, cold)
 
     def park_all(self) -> None:
-        """Nothing of this process runs by itself."""
+        if self._running is not None:
+            self._running.park()
+            self._running = None
 
 
-class LocalSide:
-    """What a server of this process has prepared, as a side of `torchweld.compare`."""
+class StageSide:
+    """What a side has prepared, for `torchweld.compare` to drive."""
 
-    def __init__(self, server: Server, cold: bool) -> None:
-        self._server, self._cold = server, cold
+    def __init__(self, stage: Stage, name: str, cold: bool = False) -> None:
+        self._stage, self._name, self._cold = stage, name, cold
+        # After another process has run, a side has to warm up first.
+        self._visit = stage.processes or cold
         self.preempted = False
 
     def time(self, calls: int) -> float:
-        server = self._server
-        with torch.no_grad():
-            if self._cold:
-                seconds, self.preempted = server.visit(calls, True)
-                return seconds
-            server.show()
-            seconds = server.side.time(calls)
-        self.preempted = server.side.preempted
-        return seconds
+        ask = self._stage.ask
+        if self._visit:
+            seconds, self.preempted = ask(self._name, "visit", calls, self._cold)
+        else:
+            seconds, self.preempted = ask(self._name, "time", calls)
+        return float(seconds)
 
 
-def is_foreign(name: str) -> bool:
-    """Whether it gets a process of its own; `compile-…` and `compile:…` are compile's."""
-    return name.startswith(FOREIGN)
-
-
-def open_stage(
-    names: Sequence[str], threads: int, runtimes: str = BLOCK_RUNTIMES
-) -> AbstractContextManager[AnyStage]:
+def open_stage(names: Sequence[str], threads: int, runtimes: Runtimes = RUNTIMES) -> Stage:
     """A stage on which all of `names` can run; not started yet."""
-    if any(map(is_foreign, names)):
-        return Stage(threads, runtimes=runtimes)
-    return LocalStage(threads, runtimes)
+    return Stage(threads, runtimes, processes=any(runtimes[name]().apart for name in names))

@@ -1,4 +1,4 @@
-"""What would help where a time was not measured: options of `torchweld gate`, to be pasted."""
+"""What would help if a time was not measured: options of `torchweld gate`, to be pasted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_TABLE = "--no-measure (welds by a table that comes with torchweld, and times 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What a baseline is to cost: how long it tunes, and whether it measures at all.
+    """What a baseline may cost: how long to tune, and whether to measure at all.
 
     quick:    about ten seconds of tuning instead of a minute; `budget_s` sets them
     measure:  False: welds by a table that comes with torchweld, and times no block
@@ -26,7 +26,7 @@ class Effort:
     empty: bool = False
 
     def remedies(self, tuning_s: float) -> tuple[str, ...]:
-        """What would help where blocks could not be measured in `tuning_s`."""
+        """What would help if blocks could not be measured in `tuning_s`."""
         if not self.measure:
             return ("leave out --no-measure, so that the blocks are timed",)
         longer = f"--budget {seconds_words(4 * tuning_s)}"
@@ -34,7 +34,7 @@ class Effort:
 
 
 def clock_remedies(clock: Clock, wanted_s: float | None = None) -> tuple[str, ...]:
-    """What would help where wall time could not be told; a comparison may have said `wanted_s`."""
+    """What would help if wall time was not measured; `wanted_s` is what a comparison asked for."""
     longer_s = max(wanted_s or 0.0, 2 * clock.seconds)
     return QUIETER, f"--seconds {seconds_words(longer_s)}", COUNTERS_ALONE
 

@@ -26,7 +26,7 @@ PLAN, COUNTERS, TIME = "plan", "counters", "time of "
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What was accepted; `times` is empty where it was accepted without."""
+    """What was accepted; `times` is empty if it was accepted without times."""
 
     plan: Plan
     counters: Counters

@@ -18,7 +18,7 @@ UNTIMED = NotMeasured("nothing was timed")
 
 @dataclass(frozen=True, kw_only=True)
 class CounterChange:
-    """A counter that is not what it was, in a module ("" is the whole step). Less is better."""
+    """A counter that changed, in a module ("" is the whole step). Less is better."""
 
     counter: str
     module: str
@@ -32,7 +32,7 @@ class CounterChange:
 
 @dataclass(frozen=True, kw_only=True)
 class LostBlock:
-    """A block of the plan that runs fused no longer."""
+    """A block of the plan that no longer runs fused."""
 
     path: str
     reason: str
@@ -93,7 +93,7 @@ class Outcome:
 
     @property
     def code(self) -> int:
-        """Counters first: what they say is certain, whatever the clock says."""
+        """Counters first: they are certain, whatever the clock says."""
         verdicts = {one.verdict for one in self.times}
         if self.lost or self.worse or "slower" in verdicts:
             return FAILED

@@ -1,25 +1,17 @@
-"""One runtime in a process of its own: commands come in through a pipe, seconds go out.
+"""A runtime that answers commands: its outputs, how long calls take, and what else they cost.
 
-`main` is started by `processes.Worker` with the arguments NAME FD THREADS MODULE, the module having
-the runtimes by name. Between commands it blocks on the pipe. `Server` is what answers; a
-`LocalStage` has one for each side in this process.
+`RuntimeServer` has one method per command. `serve_runtime` makes it in a worker process.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import importlib
 import math
 import os
-import signal
 import statistics
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -27,11 +19,10 @@ import torch
 
 from torchweld.bench.callers import callers, dismiss
 from torchweld.bench.cases import Array
-from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import first_line
+from torchweld.bench.runtimes.runtime import Runtime
+from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.hardware import hardware
-from torchweld.machine.kernel_build import compiled_part
 from torchweld.numerics.model_check import floating
 from torchweld.profiles.dispatch_counts import count
 from torchweld.timing import CallableSide
@@ -43,11 +34,11 @@ BLOCKS_PER_VISIT = 5
 VISIT_S = 5e-3
 WARM_UP_S = 0.5e-3
 LEAST_FLUSH_BYTES = 64 << 20
-# What is not compared, but stands beside the times: blocks of calls, each of about so long.
+# Costs are not compared. Each is the median of blocks of calls, each about this long.
 COST_BLOCKS, COST_BLOCK_S = 9, 500e-6
 CPU_S = 20e-3
-# A call that takes no more than so many times what it takes with nothing to compute is timed in
-# turn with that: noise between two moments would be larger than what tells them apart.
+# A call that takes at most so many times its host part is timed in turn with it: noise between two
+# moments would be larger than their difference.
 NEAR = 4.0
 
 
@@ -106,24 +97,25 @@ def _undisturbed(
     return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
 
 
-class Server:
+class RuntimeServer:
     """Answers the commands: each method is one."""
 
-    def __init__(self, name: str, threads: int, runtimes: str) -> None:
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        self.runtime = importlib.import_module(runtimes).RUNTIMES[name]()
-        # Where runtimes share a model, it is made this one's before the clock starts.
-        self.show = getattr(self.runtime, "show", lambda: None)
+    def __init__(self, make: Callable[[], Runtime]) -> None:
+        self.runtime = make()
+        self.runtime.start()
         self.prepared = False
 
-    def load(self, *what: Any) -> None:
-        self.runtime.load(*what)
+    def load(self, source: Any) -> None:
+        self.runtime.load(source)
+
+    def show(self) -> None:
+        """Runtimes that share a model make it theirs, before the clock starts."""
+        self.runtime.show()
 
     def prepare(self, *shape: Any) -> list[Array]:
         """Gets ready for a number of rows, or a shape; the floating outputs of a call, as float32.
 
-        What is computed in float64 comes as float64.
+        Outputs in float64 stay float64.
         """
         self.call = self.runtime.prepare(*shape)
         self.side = CallableSide(self.call)
@@ -131,8 +123,13 @@ class Server:
         self.show()
         return arrays_of(self.call())
 
-    def visit(self, calls: int, cold: bool) -> tuple[float, bool]:
+    def time(self, calls: int) -> tuple[float, bool]:
         """Seconds for `calls` calls, and whether the processor was taken away meanwhile."""
+        self.show()
+        return self.side.time(calls), self.side.preempted
+
+    def visit(self, calls: int, cold: bool) -> tuple[float, bool]:
+        """As `time`, after other processes have run."""
         self.show()
         if cold:
             # One call stands for all: each would need its own flush, a thousand times its cost.
@@ -164,7 +161,7 @@ class Server:
         return found
 
     def window(self, count: int, seconds: float) -> float:
-        """Calls a second by `count` callers at once."""
+        """Calls per second by `count` callers at once."""
         self.show()
         return callers(count).rate(self.call, seconds)
 
@@ -173,7 +170,7 @@ class Server:
         dismiss()
 
     def cost(self) -> dict[str, Any]:
-        """What a call costs beside its time; what cannot be told is left out.
+        """What a call costs besides its time; unknown costs are left out.
 
         ops, buffers: as they reach the dispatcher
         host_us:      what a call takes that has nothing to compute
@@ -183,21 +180,22 @@ class Server:
         """
         self.show()
         found: dict[str, Any] = self._processor()
-        if getattr(self.runtime, "countable", False):
+        if self.runtime.countable:
             counts = count(self.call)
             found |= {"ops": len(counts.ops), "buffers": counts.buffers}
-            if torch.cuda.is_available() and hasattr(self.runtime, "cuda_us"):
+            if torch.cuda.is_available():
                 found["cuda_us"] = self.runtime.cuda_us()
             found |= self._host()
         return found
 
     def _host(self) -> dict[str, float | NotMeasured]:
-        if hasattr(self.runtime, "host"):  # a whole model
-            found = self.runtime.host()
+        call = self.runtime.idle()
+        if call is None:  # a whole model
+            found = self.runtime.profiled_host()
             if isinstance(found, NotMeasured):
                 return {"host_us": found}
             return {"host_us": float(found[0]), "host_share": float(found[1])}
-        idle = CallableSide(self.runtime.idle())
+        idle = CallableSide(call)
         try:
             once_s = min(idle.time(1) for _ in range(3))
         except Exception:  # an op that does not take an empty x
@@ -230,33 +228,30 @@ class Server:
         return {"cpu_us": cpu_us, "cores": cores}
 
     def details(self) -> dict[str, Any]:
-        """What the runtime says of itself, right after a call: others may have run since."""
+        """What the runtime reports, right after a call: others may have run since the last one."""
         if self.prepared:
             self.show()
             self.call()
         return dict(self.runtime.details())
 
     def about(self) -> dict[str, Any]:
-        return dict(self.runtime.about())
+        return self.runtime.about()
 
     def check(self) -> None:
-        """Raises where what was loaded cannot be timed."""
-        self.show()
-        self.runtime.check()
+        """Raises if the loaded model cannot be timed."""
+        self._eager().check()
 
     def work(self) -> dict[str, Any]:
-        return dict(self.runtime.work())
+        return self._eager().work()
 
     def truth(self) -> dict[str, Any]:
-        self.show()
-        return dict(self.runtime.truth())
+        return self._eager().truth()
 
-    def fma_gflops(self, seconds: float) -> float:
-        """The rate of multiply-adds this machine reaches in fp32, with our instruction set."""
-        compiled = compiled_part()
-        if compiled is None:
-            raise RuntimeError("the peak is measured by the compiled part, which is missing")
-        return float(compiled.probe_fma("float32", torch.get_num_threads(), seconds))
+    def _eager(self) -> EagerRuntime:
+        """Only eager knows what a model computes."""
+        assert isinstance(self.runtime, EagerRuntime), self.runtime
+        self.show()
+        return self.runtime
 
 
 def arrays_of(output: Any) -> list[Array]:
@@ -273,33 +268,8 @@ def _wide(values: Any) -> Array:
     return np.array(values, dtype=kind)
 
 
-def said(error: BaseException) -> str:
-    """An error in one line; ours need no kind before them."""
-    return " ".join(str(error).split()) if isinstance(error, TorchweldError) else first_line(error)
-
-
-def die_with_parent() -> None:
-    """A parked process cannot notice that its parent is gone; Linux ends it then."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def main() -> None:
-    name, handle, threads, runtimes = sys.argv[1:]
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = Connection(int(handle))
-    server: Server | None = None
-    with torch.no_grad():
-        while True:
-            try:
-                command, arguments = pipe.recv()
-            except EOFError:
-                return
-            try:
-                if server is None:
-                    server = Server(name, int(threads), runtimes)
-                pipe.send((True, getattr(server, command)(*arguments) if command else None))
-            except Exception as error:
-                traceback.print_exc()
-                pipe.send((False, said(error)))
+def serve_runtime(make: Callable[[], Runtime], threads: int) -> RuntimeServer:
+    """The server of a process that has nothing else to do."""
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(threads)
+    return RuntimeServer(make)
