@@ -54,9 +54,13 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
 WIDE_AVX2 = {"avx2wide": [*ISA_FLAGS["x86_64"]["avx2"], "-DTORCHWELD_VEC_BYTES=64", "-Wno-psabi"]}
 OTHER_MACHINE: dict[str, list[str]] = {"baseline": []}
 
-KERNEL_SOURCES = ["kernels/kernels.cpp"]
-PLAIN_SOURCES = ["kernels/dispatch.cpp", "kernels/team.cpp"]
-TORCH_SOURCES = ["ops.cpp", "autograd.cpp", "python.cpp"]
+KERNEL_SOURCES = ["kernels/kernel_table.cpp"]
+PLAIN_SOURCES = ["kernels/isa_dispatch.cpp", "kernels/scratch.cpp", "kernels/team.cpp"]
+TORCH_SOURCES = [
+    "torch_glue/torch_ops.cpp",
+    "torch_glue/autograd.cpp",
+    "python_glue/extension_module.cpp",
+]
 
 COMMON_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # Kernels never read errno or floating-point traps; without these two flags GCC keeps scalar paths.

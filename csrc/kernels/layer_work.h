@@ -1,58 +1,18 @@
 // One thread's part of one layer: how its weights are read, and the loops around the tiles.
 #pragma once
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 
-#include "api.h"
-#include "finish.h"
-#include "panels.h"
-#include "team.h"
+#include "kernel_api.h"
+#include "partition.h"
+#include "scratch.h"
+#include "tile_finish.h"
+#include "weight_panels.h"
 
 namespace {
 
 // Natural weights: dots up to here, panels made on the way beyond.
 constexpr int64_t kMaxDotRows = 16;
 constexpr size_t kScratchBytes = 256 << 10;  // sums of one thread while K is worked off in blocks
-
-// Memory kept from call to call by the thread that asks: a fresh 2 MB buffer costs 500 page faults.
-class Arena {
- public:
-  ~Arena() { std::free(data_); }
-  template <class C>
-  C* get(size_t count) {
-    const size_t bytes = whole_lines(count * sizeof(C));
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = bytes > torchweld::scratch_limit() ? nullptr : std::aligned_alloc(kLine, bytes);
-      if (!data_) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return static_cast<C*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-thread_local Arena shared_arena, sums_arena, panel_arena;
-
-// Rows a multiple of 4 KB apart would fall into one set of the L1 cache.
-template <class C>
-int64_t padded_ld(int64_t columns) {
-  const int64_t L = kLanes<C>;
-  const int64_t ld = (columns + L - 1) / L * L;
-  return ld * sizeof(C) % 2048 == 0 ? ld + 64 / int64_t(sizeof(C)) : ld;
-}
-
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-Range share(int64_t total, int64_t index, int64_t of) {
-  return {total * index / of, total * (index + 1) / of};
-}
 
 enum class Source { packed, dots, panels_in_place, repacked };
 
@@ -187,7 +147,7 @@ struct LayerWork {
               asked = look_ahead_in_pair(job, p - first, k, index, tiles.count);
             else if (source == Source::packed)
               asked = look_ahead(job, np, index, tiles);
-            Tiles<T>::panel(int(tile.size()), np, asked)(job);
+            TileTable<T>::panel(int(tile.size()), np, asked)(job);
           });
         });
       }
@@ -264,9 +224,9 @@ struct LayerWork {
   // memory: 1.1 to 1.3 times as fast at one row, 1.4 to 1.6 at 2 to 16 (Zen 3).
   void run_dots(Range rows, Range panels) const {
     const Finish<C, D> f = finish_for<C, D>(layer);
-    const Tiling tiles(rows, Tiles<T>::kDotRows);
+    const Tiling tiles(rows, TileTable<T>::kDotRows);
     const bool near = layer.K * layer.N * int64_t(sizeof(T)) < torchweld::l2_bytes() / 2;
-    const int at_once = Tiles<T>::dots_at_once(tiles.tallest(), near);
+    const int at_once = TileTable<T>::dots_at_once(tiles.tallest(), near);
     const int64_t M = rows.size(), whole = layer.N / panel_outputs<C>(layer);
     const int64_t fit = int64_t(kScratchBytes) / (M * P * int64_t(sizeof(C)));
     const int64_t chunk = std::max<int64_t>(fit / at_once, 1) * at_once;
@@ -296,9 +256,9 @@ struct LayerWork {
     const auto dots = [&](int64_t panel, int64_t lane, int count, int64_t apart, int64_t next) {
       tiles.each([&](Range tile, int64_t) {
         C* out = sums + (tile.begin - tiles.rows.begin) * ldo + panel * P + lane;
-        Tiles<T>::dot(int(tile.size()), count)(A + tile.begin * lda, lda,
-                                               w + (panel * width + lane) * ldw, apart * ldw,
-                                               layer.K, end, out, ldo, next);
+        TileTable<T>::dot(int(tile.size()), count)(A + tile.begin * lda, lda,
+                                                   w + (panel * width + lane) * ldw, apart * ldw,
+                                                   layer.K, end, out, ldo, next);
       });
     };
     if (panels.size() > 1) {

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "api.h"
+#include "kernel_api.h"
 
 using namespace torchweld;
 

@@ -2,7 +2,6 @@
 #include "team.h"
 
 #include <atomic>
-#include <cstdint>
 #include <exception>
 
 extern "C" {
@@ -14,8 +13,8 @@ int omp_get_num_threads(void);
 
 namespace torchweld {
 
-struct Team {
-  void (*body)(void*, Team&, int, int);
+struct TeamState {
+  void (*body)(void*, const Team&);
   void* context;
   int granted = 1;
   std::atomic<bool> failed{false};
@@ -24,37 +23,34 @@ struct Team {
 
 namespace {
 
-void work(void* data) {
-  Team& team = *static_cast<Team*>(data);
-  const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-  if (thread == 0) team.granted = threads;
+void run_thread(void* data) {
+  TeamState& state = *static_cast<TeamState*>(data);
+  const Team team{omp_get_thread_num(), omp_get_num_threads(), &state};
+  if (team.thread == 0) state.granted = team.size;
   try {
-    team.body(team.context, team, thread, threads);
+    state.body(state.context, team);
   } catch (...) {
-    keep_exception(team);
+    team.keep_exception();
   }
 }
 
-std::atomic<size_t> limit{SIZE_MAX};
-
 }  // namespace
 
-int run_team(int threads, void (*body)(void*, Team&, int, int), void* context) {
-  Team team{body, context};
-  GOMP_parallel(work, &team, unsigned(threads), 0);
-  if (team.first) std::rethrow_exception(team.first);
-  return team.granted;
+int run_team(int threads, void (*body)(void*, const Team&), void* context) {
+  TeamState state{body, context};
+  GOMP_parallel(run_thread, &state, unsigned(threads), 0);
+  if (state.first) std::rethrow_exception(state.first);
+  return state.granted;
 }
 
-void wait_for_all(Team&) { GOMP_barrier(); }
-
-void keep_exception(Team& team) noexcept {
-  if (!team.failed.exchange(true)) team.first = std::current_exception();
+void Team::wait_for_all() const {
+  if (size > 1) GOMP_barrier();
 }
 
-bool has_failed(const Team& team) { return team.failed.load(std::memory_order_relaxed); }
+void Team::keep_exception() const noexcept {
+  if (!state->failed.exchange(true)) state->first = std::current_exception();
+}
 
-size_t scratch_limit() { return limit.load(std::memory_order_relaxed); }
-void limit_scratch(size_t bytes) { limit = bytes; }
+bool Team::has_failed() const { return state && state->failed.load(std::memory_order_relaxed); }
 
 }  // namespace torchweld

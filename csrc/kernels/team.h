@@ -1,52 +1,59 @@
 // Threads of the OpenMP runtime that torch loaded, so that there is never a second pool.
 //
-// Not through `#pragma omp`: what clang makes of it calls a runtime that torch on Linux does not have, while these
-// entries of libgomp serve every compiler, and libomp has them too. The code is the same that g++ makes of the pragma.
+// The code calls libgomp's entries, as g++ does for `#pragma omp`. clang would turn the pragma into calls of a
+// runtime that torch on Linux does not have; libomp has these entries too.
 #pragma once
-#include <cstddef>
 #include <type_traits>
 
 namespace torchweld {
 
-struct Team;  // one call of run_team, in team.cpp
+struct TeamState;  // what the threads of one team share, in team.cpp
 
-// Runs body(context, team, thread, threads) on up to `threads` threads, the caller being number 0; returns how
-// many were granted. No exception leaves a thread: the first is kept, and thrown again here when all are done.
-int run_team(int threads, void (*body)(void*, Team&, int, int), void* context);
+// What a thread's body gets: its number, the size of its team, and the means to meet the others.
+//
+// An exception must not skip a wait, or the other threads would wait forever. So a body runs everything that may
+// throw between two waits through `attempt`: it keeps the team's first exception, which on_team throws again
+// when all threads are done. After a failure no thread of the team attempts anything more.
+struct Team {
+  const int thread, size;  // the caller of on_team is thread 0
+  TeamState* const state;  // null for a team of one
 
-// A thread that throws would leave the others waiting: between two waits, keep the exception instead, and go on.
-void wait_for_all(Team&);
-void keep_exception(Team&) noexcept;  // inside a catch
-bool has_failed(const Team&);         // some thread of the team
+  void wait_for_all() const;
+  bool has_failed() const;               // some thread of the team
+  void keep_exception() const noexcept;  // inside a catch
 
-// What a thread may allocate at once for its work; for tests of what happens when memory runs out.
-size_t scratch_limit();
-void limit_scratch(size_t bytes);
+  template <class F>
+  void attempt(F&& part) const {
+    if (size == 1) return part();
+    if (has_failed()) return;
+    try {
+      part();
+    } catch (...) {
+      keep_exception();
+    }
+  }
+};
+
+// For on_team: runs body(context, team) on up to `threads` threads, and returns how many were granted.
+int run_team(int threads, void (*body)(void*, const Team&), void* context);
 
 }  // namespace torchweld
 
 namespace {
 
+// Runs work(team) on up to `threads` threads, and returns how many were granted. One thread is the caller's own,
+// without OpenMP.
 template <class F>
 int on_team(int threads, F&& work) {
+  using torchweld::Team;
   using Work = std::remove_reference_t<F>;
-  return torchweld::run_team(
-      threads,
-      [](void* context, torchweld::Team& team, int thread, int size) {
-        (*static_cast<Work*>(context))(team, thread, size);
-      },
-      const_cast<std::remove_const_t<Work>*>(&work));
-}
-
-// `part`, unless some thread has failed: what it throws is kept for the end.
-template <class F>
-void attempt(torchweld::Team& team, F&& part) {
-  if (torchweld::has_failed(team)) return;
-  try {
-    part();
-  } catch (...) {
-    torchweld::keep_exception(team);
+  if (threads <= 1) {
+    work(Team{0, 1, nullptr});
+    return 1;
   }
+  return torchweld::run_team(
+      threads, [](void* context, const Team& team) { (*static_cast<Work*>(context))(team); },
+      const_cast<std::remove_const_t<Work>*>(&work));
 }
 
 }  // namespace

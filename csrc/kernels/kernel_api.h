@@ -71,7 +71,7 @@ struct Kernels {
   double (*probe_read)(size_t bytes, int threads, double seconds);
 };
 
-// dispatch.cpp: the table in use (best the CPU supports, or TORCHWELD_ISA), and what there is.
+// isa_dispatch.cpp: the table in use (best the CPU supports, or TORCHWELD_ISA), and what there is.
 struct IsaState {
   const char* name;
   bool built, supported;
@@ -81,5 +81,10 @@ int isa_states(IsaState* out, int most);  // fills out, returns how many
 void choose_isa(const char* name);        // for tests; same errors
 int64_t l2_bytes();                       // of one core
 bool in_forked_child();  // OpenMP's pool does not survive fork: run on one thread there
+
+// scratch.cpp: the most that a thread may allocate at once for its work. Tests limit it, to see what happens when
+// memory runs out.
+size_t scratch_limit();
+void limit_scratch(size_t bytes);
 
 }  // namespace torchweld

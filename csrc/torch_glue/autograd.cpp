@@ -5,7 +5,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "checks.h"
+#include "argument_checks.h"
+#include "composed_block.h"
 #include "tangents.h"
 
 namespace torchweld {

@@ -2,7 +2,7 @@
 // goes. One function per activation, gating and destination type, chosen once a panel.
 #pragma once
 #include "activations.h"
-#include "panels.h"
+#include "weight_panels.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Packed copies of weights that outlive a call, and what tells that the weights are still the ones a copy was
-// made from. Copies have numbers, so that a graph can hold on to one: see chain_kept.
+// made from. PackedCopies have numbers, so that a graph can hold on to one: see chain_kept.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -13,8 +13,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/api.h"
-#include "rolling.h"
+#include "kernels/kernel_api.h"
+#include "rolling_check.h"
+#include "tensor_memory.h"
 
 namespace torchweld {
 
@@ -23,8 +24,8 @@ using at::Tensor;
 // One tensor as it was. The storage is held weakly: its address cannot be given to another storage while
 // we look, so comparing addresses is enough (after `p.data = new` the allocator gave pointer and version
 // back in 15 of 50 tries). A fused optimizer and edits through `.data` leave no trace in the version: for
-// them, a strided sample of the contents here, and the rest by and by: see rolling.h.
-struct Seen {
+// them, a strided sample of the contents here, and the rest by and by: see rolling_check.h.
+struct SeenTensor {
   static constexpr int kSamples = 16;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   const char* data;
@@ -38,7 +39,7 @@ struct Seen {
   static uint32_t version_of(const Tensor& t) {
     return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
   }
-  explicit Seen(const Tensor& t)
+  explicit SeenTensor(const Tensor& t)
       : storage(t.storage().getWeakStorageImpl()),
         data(static_cast<const char*>(t.const_data_ptr())),
         nbytes(t.storage().nbytes()),
@@ -141,8 +142,8 @@ class PackedCopy {
 
   std::mutex mutex_;
   Tensor packed_;
-  std::vector<Seen> seen_;
-  Rolling rolling_;
+  std::vector<SeenTensor> seen_;
+  RollingCheck rolling_;
   std::string spec_;
   at::ScalarType dtype_ = at::kFloat;
   const Kernels* made_by_ = nullptr;
@@ -150,14 +151,14 @@ class PackedCopy {
 };
 
 // The copies of this process by number. They live as long as their owners; a number is never used again.
-class Copies {
+class PackedCopies {
  public:
   struct Numbered {
     std::shared_ptr<PackedCopy> copy;
     Tensor number;  // one int64
   };
   static Numbered add() {
-    Copies& all = instance();
+    PackedCopies& all = instance();
     const int64_t number = ++all.last_;
     // Below the dispatcher: whatever mode is on, this has to be a real tensor.
     Tensor tensor = at::detail::empty_cpu({1}, at::kLong);
@@ -175,15 +176,16 @@ class Copies {
   static std::shared_ptr<PackedCopy> find(const Tensor& number) {
     if (number.scalar_type() != at::kLong || number.numel() != 1 || !number.device().is_cpu())
       return nullptr;
-    Copies& all = instance();
+    PackedCopies& all = instance();
     const std::lock_guard<std::mutex> lock(all.mutex_);
     const auto found = all.copies_.find(*number.const_data_ptr<int64_t>());
     return found == all.copies_.end() ? nullptr : found->second.lock();
   }
 
  private:
-  static Copies& instance() {
-    static Copies* all = new Copies;  // never destroyed: modules may outlive static objects
+  static PackedCopies& instance() {
+    static PackedCopies* all =
+        new PackedCopies;  // never destroyed: modules may outlive static objects
     return *all;
   }
   void remove(int64_t number) {

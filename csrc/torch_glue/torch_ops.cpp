@@ -7,7 +7,7 @@
 //                 come out is written in the tensor: ops.py has what stands for it where only shapes are known.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, which it sees to.
 //
-// checks.h refuses, layers.h finds the weights, autograd.cpp has gradients and autocast.
+// argument_checks.h refuses, kernel_layers.h and packed_weights.h find the weights, autograd.cpp has gradients and autocast.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
@@ -15,8 +15,11 @@
 
 #include <sstream>
 
-#include "copies.h"
-#include "layers.h"
+#include "composed_block.h"
+#include "kernel_layers.h"
+#include "packed_copies.h"
+#include "packed_weights.h"
+#include "torch_ops.h"
 
 namespace torchweld {
 
@@ -119,7 +122,7 @@ std::vector<Tensor> group_packed_cpu(const Tensor& x, const Tensor& packed, std:
 
 Tensor chain_kept_cpu(const Tensor& x, TensorList params, std::string_view text,
                       const Tensor& kept) {
-  const std::shared_ptr<PackedCopy> copy = Copies::find(kept);
+  const std::shared_ptr<PackedCopy> copy = PackedCopies::find(kept);
   const auto strided = [](const Tensor& t) { return t.layout() == at::kStrided; };
   if (!copy || !x.dim() || composition_is_faster(x, params) ||
       !std::all_of(params.begin(), params.end(), strided))

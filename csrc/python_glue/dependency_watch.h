@@ -6,6 +6,9 @@
 #pragma once
 #include <Python.h>
 
+#include <c10/util/SmallVector.h>
+
+#include <utility>
 #include <vector>
 
 namespace {
@@ -82,7 +85,7 @@ struct WatchState {
   }
 };
 
-struct Watch {
+struct WatchObject {
   PyObject_HEAD;
   WatchState* state;
 };
@@ -113,9 +116,9 @@ inline PyObject* weak_target(PyObject* ref) {  // borrowed; what holds it is a m
 #endif
 }
 
-class Comparison {
+class WatchComparison {
  public:
-  Comparison(const WatchState& state, PyObject* module) : state_(state) {
+  WatchComparison(const WatchState& state, PyObject* module) : state_(state) {
     for (const auto& m : state.modules) {
       PyObject* object = m.weak.p ? weak_target(m.weak.p) : module;
       objects_.push_back(object);
@@ -227,9 +230,9 @@ PyObject* watch_holds(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "holds(module, training, gradients)");
     return nullptr;
   }
-  const WatchState* state = reinterpret_cast<Watch*>(self)->state;
+  const WatchState* state = reinterpret_cast<WatchObject*>(self)->state;
   if (!state) Py_RETURN_FALSE;  // let go by the garbage collector
-  const Comparison now(*state, args[0]);
+  const WatchComparison now(*state, args[0]);
   return PyBool_FromLong(now.holds(args[1], args[2] == Py_True));
 }
 
@@ -308,7 +311,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
                         &PyList_Type, &lists[2], &PyList_Type, &lists[3], &PyList_Type, &lists[4],
                         &PyList_Type, &lists[5], &PyList_Type, &lists[6]))
     return nullptr;
-  auto* self = reinterpret_cast<Watch*>(type->tp_alloc(type, 0));
+  auto* self = reinterpret_cast<WatchObject*>(type->tp_alloc(type, 0));
   if (!self) return nullptr;
   self->state = new WatchState;
   if (!fill_watch(*self->state, lists)) {
@@ -319,7 +322,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 int watch_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  const WatchState* state = reinterpret_cast<Watch*>(self)->state;
+  const WatchState* state = reinterpret_cast<WatchObject*>(self)->state;
   int stopped = 0;
   if (state)
     state->each([&](const Ref& ref) {
@@ -328,7 +331,7 @@ int watch_traverse(PyObject* self, visitproc visit, void* arg) {
   return stopped;
 }
 int watch_clear(PyObject* self) {
-  WatchState* state = std::exchange(reinterpret_cast<Watch*>(self)->state, nullptr);
+  WatchState* state = std::exchange(reinterpret_cast<WatchObject*>(self)->state, nullptr);
   delete state;
   return 0;
 }
@@ -352,7 +355,7 @@ PyType_Slot watch_slots[] = {
     {Py_tp_doc,
      const_cast<char*>("Facts that a welded module depends on, compared at every call.")},
     {0, nullptr}};
-PyType_Spec watch_spec = {"torchweld._C.Watch", sizeof(Watch), 0,
+PyType_Spec watch_spec = {"torchweld._C.Watch", sizeof(WatchObject), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, watch_slots};
 
 }  // namespace

@@ -17,9 +17,9 @@
 #include <cstdint>
 #include <new>
 
-#include "api.h"
+#include "kernel_api.h"
 #include "team.h"
-#include "vec.h"
+#include "vectors.h"
 
 // GCC 10 and clang 9 are the first to have it.
 #if defined(__x86_64__) && defined(__has_include)
@@ -30,6 +30,8 @@
 #endif
 
 namespace {
+
+using torchweld::Team;
 
 constexpr int kProbeVecs = 2;
 // A multiply-add takes 4 cycles and two to four start in each: 8 to 16 must be under way at once.
@@ -49,16 +51,6 @@ constexpr int kMinRounds = 5;
 template <class C>
 TW_INLINE void sink(Vec<C> value) {
   asm volatile("" : : "m"(value) : "memory");
-}
-
-// Run `work(thread, team)` on up to `threads` threads; returns how many there were.
-template <class Work>
-int on_threads(int threads, const Work& work) {
-  if (threads <= 1) {
-    work(0, 1);
-    return 1;
-  }
-  return on_team(threads, [&](torchweld::Team&, int thread, int size) { work(thread, size); });
 }
 
 double seconds_now() {
@@ -91,9 +83,10 @@ double best_rate(int threads, double seconds, const Work& work, const Units& uni
   const double end = now + seconds;
   for (int round = 0; round < kMinRounds || now < end; ++round) {
     const double start = seconds_now();
-    const int team = on_threads(threads, [&](int thread, int size) { work(thread, size, passes); });
+    const int granted =
+        on_team(threads, [&](const Team& team) { work(team.thread, team.size, passes); });
     now = seconds_now();
-    const double rate = units(team) * double(passes) / (now - start);
+    const double rate = units(granted) * double(passes) / (now - start);
     if (rate > best) best = rate;
   }
   return best;
@@ -238,9 +231,9 @@ double probe_read_gbps(size_t bytes, int threads, double seconds) {
   const auto start_of = [&](int thread, int team) { return blocks * thread / team * kBlock; };
 
   // Written by the thread that will read it, so that its pages lie in that thread's memory.
-  on_threads(threads, [&](int thread, int team) {
-    const int64_t stop = start_of(thread + 1, team);
-    for (int64_t i = start_of(thread, team); i < stop; ++i) data[i] = 1.0f;
+  on_team(threads, [&](const Team& team) {
+    const int64_t stop = start_of(team.thread + 1, team.size);
+    for (int64_t i = start_of(team.thread, team.size); i < stop; ++i) data[i] = 1.0f;
   });
   const auto work = [&](int thread, int team, int64_t passes) {
     const int64_t from = start_of(thread, team),

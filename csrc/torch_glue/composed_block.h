@@ -4,15 +4,11 @@
 #pragma once
 #include <ATen/ATen.h>
 
-#include <optional>
 #include <vector>
 
-#include "spec.h"
+#include "layer_tensors.h"
 
 namespace torchweld {
-
-using at::Tensor;
-using at::TensorList;
 
 // Torch's silu_backward and mish_backward cannot be differentiated again.
 inline Tensor silu_gradient(const Tensor& g, const Tensor& z) {
@@ -54,31 +50,11 @@ inline Tensor activation_gradient(const LayerSpec& layer, const Tensor& z, const
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// The tensors of one layer, in the order the op gets them.
-struct LayerTensors {
-  const LayerSpec& spec;
-  TensorList list;
-
-  Tensor weight(int i) const {
-    const Tensor& w = list[i * (spec.bias ? 2 : 1)];
-    return spec.transposed ? w.t() : w;
-  }
-  std::optional<Tensor> bias(int i) const {
-    return spec.bias ? std::optional<Tensor>(list[i * 2 + 1]) : std::nullopt;
-  }
-};
-
-inline LayerTensors tensors_of(const Spec& spec, size_t layer, TensorList params) {
-  size_t first = 0;
-  for (size_t i = 0; i < layer; ++i) first += size_t(spec[i].tensors());
-  return {spec[layer], params.slice(first, size_t(spec[layer].tensors()))};
-}
-
 // Pre-activations of a layer: one product, or gate and up.
-struct Products {
+struct PreActivations {
   Tensor z, gate, up;
 };
-inline Products products(const LayerTensors& layer, const Tensor& x) {
+inline PreActivations pre_activations(const LayerTensors& layer, const Tensor& x) {
   const Tensor z = at::linear(x, layer.weight(0), layer.bias(0));
   const auto halves = [&] { return z.chunk(2, -1); };
   switch (layer.spec.gate) {
@@ -96,7 +72,7 @@ inline Products products(const LayerTensors& layer, const Tensor& x) {
   TORCH_INTERNAL_ASSERT(false);
 }
 inline Tensor layer_forward(const LayerTensors& layer, const Tensor& x) {
-  const Products p = products(layer, x);
+  const PreActivations p = pre_activations(layer, x);
   return layer.spec.gated() ? activation(layer.spec, p.gate) * p.up : activation(layer.spec, p.z);
 }
 
@@ -117,7 +93,7 @@ inline std::vector<Tensor> composed_group(const Tensor& x, TensorList params,
 
 // Gradients of one layer from the one of its output: those of its tensors that are needed, in order, into
 // `grads`, and the one of x as the result. `p` holds the pre-activations.
-inline Tensor layer_backward(const LayerTensors& layer, const Products& p, const Tensor& x,
+inline Tensor layer_backward(const LayerTensors& layer, const PreActivations& p, const Tensor& x,
                              const Tensor& grad, bool x_needed, const bool* needed, Tensor* grads) {
   std::vector<Tensor> gz;  // one per weight
   if (!layer.spec.gated()) {
@@ -160,7 +136,7 @@ inline Tensor layer_backward(const LayerTensors& layer, const Products& p, const
 inline std::vector<Tensor> chain_backward(const Tensor& grad, const Tensor& x, TensorList params,
                                           const Spec& spec, const bool* needed) {
   std::vector<Tensor> inputs{x}, grads(1 + params.size());
-  std::vector<Products> kept;
+  std::vector<PreActivations> kept;
   std::vector<size_t> first{1};
   for (size_t i = 0; i < spec.size(); ++i) {
     const LayerTensors layer = tensors_of(spec, i, params);
@@ -170,9 +146,9 @@ inline std::vector<Tensor> chain_backward(const Tensor& grad, const Tensor& x, T
       kept.emplace_back();  // its gradient does not depend on its value
       break;
     }
-    kept.push_back(products(layer, inputs.back()));
+    kept.push_back(pre_activations(layer, inputs.back()));
     if (last) break;
-    const Products& p = kept.back();
+    const PreActivations& p = kept.back();
     inputs.push_back(spec[i].gated() ? activation(spec[i], p.gate) * p.up
                                      : activation(spec[i], p.z));
   }

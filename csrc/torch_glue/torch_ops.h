@@ -1,8 +1,8 @@
-// What ops.cpp offers to python.cpp beyond the registered ops.
+// What torch_ops.cpp offers to extension_module.cpp beyond the registered ops.
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "kernels/api.h"
+#include "kernels/kernel_api.h"
 
 namespace torchweld {
 

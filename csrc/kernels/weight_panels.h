@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "api.h"
-#include "gemm.h"
+#include "kernel_api.h"
+#include "micro_kernels.h"
+#include "scratch.h"
 
 namespace {
 
@@ -123,9 +124,6 @@ void panel_bias(const Layer& layer, int64_t panel, compute_t<T>* out) {
 }
 
 // Rounded up so that the bias, and the next layer, start on a cache line.
-constexpr size_t kLine = 64;
-inline size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 template <class T>
 size_t panels_bytes(const Layer& layer) {
   using C = compute_t<T>;

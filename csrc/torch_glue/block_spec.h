@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/api.h"
+#include "kernels/kernel_api.h"
 
 namespace torchweld {
 

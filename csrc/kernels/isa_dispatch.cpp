@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "api.h"
+#include "kernel_api.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <vector>
 
+#include "tensor_memory.h"
+
 namespace torchweld {
 
 using at::Tensor;
@@ -52,15 +54,6 @@ inline uint64_t checksum(const char* data, size_t bytes, uint64_t seed) {
   uint64_t all = bytes;
   for (const uint64_t one : state) all = folded(all ^ kOdd, one + kOdd);
   return all;
-}
-
-// Whether the memory that a strided tensor's shape speaks of is there: a storage can be resized under it.
-inline bool has_its_memory(const Tensor& t) {
-  if (t.numel() == 0) return true;
-  if (!t.has_storage() || !t.const_data_ptr()) return false;
-  int64_t last = t.storage_offset();
-  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-  return size_t(last + 1) * t.element_size() <= t.storage().nbytes();
 }
 
 // The elements of a tensor as rows of equal length.
@@ -119,7 +112,7 @@ class Elements {
   int64_t element_, inner_ = 0, inner_stride_ = 0, outer_ = 1, outer_stride_ = 0;
 };
 
-class Rolling {
+class RollingCheck {
  public:
   static constexpr int64_t kCalls = 1000;      // after which everything was seen
   static constexpr int64_t kBytes = 16 << 20;  // up to this size

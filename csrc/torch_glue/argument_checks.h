@@ -3,10 +3,9 @@
 #pragma once
 #include <ATen/ATen.h>
 
-#include "composed.h"
-#include "ops.h"
+#include "layer_tensors.h"
 #include "refusal.h"
-#include "rolling.h"
+#include "tensor_memory.h"
 
 namespace torchweld {
 

@@ -17,7 +17,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "vec.h"
+#include "vectors.h"
 
 namespace {
 
@@ -182,25 +182,25 @@ __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, cons
 }
 
 template <class T>
-struct Tiles {
+struct TileTable {
   using C = compute_t<T>;
-  using Panel = void (*)(const PanelJob<T>&);
-  using Dot = void (*)(const C*, int64_t, const T*, int64_t, int64_t, const T*, C*, int64_t,
-                       int64_t);
+  using PanelTile = void (*)(const PanelJob<T>&);
+  using DotTile = void (*)(const C*, int64_t, const T*, int64_t, int64_t, const T*, C*, int64_t,
+                           int64_t);
 
   // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows); `asked`: lines a turn brings near
-  static Panel panel(int rows, int at_once, int asked) {
+  static PanelTile panel(int rows, int at_once, int asked) {
     constexpr auto heights = std::make_integer_sequence<int, kMaxRows>{};
     return asked <= 1   ? pick<1>(rows, at_once, heights)
            : asked == 2 ? pick<std::min(kSteps, 2)>(rows, at_once, heights)
                         : pick<kSteps>(rows, at_once, heights);
   }
   template <int kAsked, int... R>
-  static Panel pick(int rows, int at_once, std::integer_sequence<int, R...>) {
-    static constexpr Panel one[] = {panel_tile<R + 1, 1, kAsked, T>...};
-    static constexpr Panel two[] = {
+  static PanelTile pick(int rows, int at_once, std::integer_sequence<int, R...>) {
+    static constexpr PanelTile one[] = {panel_tile<R + 1, 1, kAsked, T>...};
+    static constexpr PanelTile two[] = {
         panel_tile<R + 1, std::min(2, panels_at_once(R + 1)), kAsked, T>...};
-    static constexpr Panel four[] = {panel_tile<R + 1, panels_at_once(R + 1), kAsked, T>...};
+    static constexpr PanelTile four[] = {panel_tile<R + 1, panels_at_once(R + 1), kAsked, T>...};
     return (at_once == 1 ? one : at_once == 2 ? two : four)[rows - 1];
   }
 
@@ -213,12 +213,12 @@ struct Tiles {
   static constexpr int dots_at_once(int64_t rows, bool near) {
     return rows == 1 && near ? kNearDots : rows <= 2 ? kLowDots : kTallDots;
   }
-  static Dot dot(int rows, int at_once) {
-    static constexpr Dot one[] = {dot_tile<1, 1, T>, dot_tile<2, 1, T>, dot_tile<3, 1, T>,
-                                  dot_tile<4, 1, T>};
-    static constexpr Dot low[] = {dot_tile<1, kLowDots, T>, dot_tile<2, kLowDots, T>};
-    static constexpr Dot tall[] = {dot_tile<1, kTallDots, T>, dot_tile<2, kTallDots, T>,
-                                   dot_tile<3, kTallDots, T>, dot_tile<4, kTallDots, T>};
+  static DotTile dot(int rows, int at_once) {
+    static constexpr DotTile one[] = {dot_tile<1, 1, T>, dot_tile<2, 1, T>, dot_tile<3, 1, T>,
+                                      dot_tile<4, 1, T>};
+    static constexpr DotTile low[] = {dot_tile<1, kLowDots, T>, dot_tile<2, kLowDots, T>};
+    static constexpr DotTile tall[] = {dot_tile<1, kTallDots, T>, dot_tile<2, kTallDots, T>,
+                                       dot_tile<3, kTallDots, T>, dot_tile<4, kTallDots, T>};
     if (at_once == kNearDots && rows == 1) return dot_tile<1, kNearDots, T>;
     return (at_once == 1 ? one : at_once == kLowDots ? low : tall)[rows - 1];
   }

@@ -1,0 +1,182 @@
+// torchweld._C.forward: the short way from a module's forward to the ops.
+//
+// It reads the parameters of plain nn.Linear children, decides whether a packed copy may be used,
+// sees to its freshness, and calls the op through the dispatcher.
+// What it does not recognise (another class, a hook, a tensor subclass, a tracer) it leaves to the caller
+// by returning None.
+#pragma once
+#include <Python.h>
+
+#include <ATen/ATen.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "pack_object.h"
+#include "python_errors.h"
+#include "torch_glue/argument_checks.h"
+#include "torch_glue/tangents.h"
+#include "torch_glue/torch_ops.h"
+
+namespace {
+
+using at::Tensor;
+
+// Other Python threads may run while this lives.
+struct Unlocked {
+  PyThreadState* state = PyEval_SaveThread();
+  Unlocked() = default;
+  Unlocked(const Unlocked&) = delete;
+  ~Unlocked() { PyEval_RestoreThread(state); }
+};
+
+template <class Signature>
+auto op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+Tensor call_chain(const Tensor& x, at::TensorList params, std::string_view spec) {
+  static const auto chain =
+      op<Tensor(const Tensor&, at::TensorList, std::string_view)>("torchweld::chain");
+  return chain.call(x, params, spec);
+}
+Tensor call_packed(const Tensor& x, const Tensor& packed, std::string_view spec) {
+  at::AutoDispatchBelowADInplaceOrView guard;  // gradients are off, or packed would not be used
+  static const auto chain =
+      op<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
+  return chain.call(x, packed, spec);
+}
+
+struct AttributeNames {
+  PyObject *parameters, *weight, *bias, *forward;
+  PyObject *modules, *order, *spec, *pack, *training, *dropout, *holder;
+  PyObject* hooks[4];
+} names;
+PyTypeObject* linear_type = nullptr;  // nn.Linear
+
+// The instance dictionary of a plain nn.Linear without hooks or a forward of its own; else null.
+PyObject* plain_linear(PyObject* child) {
+  if (Py_TYPE(child) != linear_type) return nullptr;
+  PyObject** slot = _PyObject_GetDictPtr(child);
+  if (!slot || !*slot || PyDict_GetItem(*slot, names.forward)) return nullptr;
+  const int kinds = at::GradMode::is_enabled() ? 4 : 2;  // those of the backward come second
+  for (int i = 0; i < kinds; ++i) {
+    PyObject* registered = PyDict_GetItem(*slot, names.hooks[i]);
+    if (!registered || !PyDict_Check(registered) || PyDict_Size(registered) != 0) return nullptr;
+  }
+  return *slot;
+}
+
+// Appends the weight, and the bias if there is one; false for anything out of the ordinary.
+bool append_parameters(PyObject* child, c10::SmallVectorImpl<const Tensor*>& params) {
+  PyObject* dict = plain_linear(child);
+  PyObject* own = dict ? PyDict_GetItem(dict, names.parameters) : nullptr;
+  if (!own || !PyDict_Check(own)) return false;
+  for (PyObject* name : {names.weight, names.bias}) {
+    PyObject* p = PyDict_GetItem(own, name);
+    if (p == Py_None) continue;
+    if (!p || !THPVariable_CheckExact(p)) return false;
+    params.push_back(&THPVariable_Unpack(p));
+  }
+  return true;
+}
+
+// Nothing is watching or transforming the call: no mode, tracer, autocast or functorch level.
+bool undisturbed() {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const auto usual = c10::default_included_set;
+  return (local.included_ | usual) == usual && !torch::jit::tracer::isTracing() &&
+         !at::autocast::is_autocast_enabled(at::kCPU);
+}
+// Neither is it with a tangent: forward-mode differentiation asks for more than values, gradients off or not.
+bool packable(const Tensor& t) {
+  return t.device().is_cpu() && t.layout() == at::kStrided && !torchweld::has_tangent(t) &&
+         !t.key_set().has_any(
+             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                  c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
+}
+
+// What `forward` finds in a module's instance dictionary. Reading seven attributes
+// through nn.Module would cost more than the rest of the way.
+struct ModuleState {
+  PyObject *children, *order, *spec, *pack;
+
+  // False where the module is not as FusedMLP makes it, or has dropout to do.
+  bool read(PyObject* module) {
+    PyObject** slot = _PyObject_GetDictPtr(module);
+    if (!slot || !*slot) return false;
+    const auto get = [&](PyObject* name) { return PyDict_GetItem(*slot, name); };
+    children = get(names.modules);
+    order = get(names.order);
+    spec = get(names.spec);
+    pack = get(names.pack);
+    PyObject* training = get(names.training);
+    PyObject* holder = get(names.holder);
+    if (!children || !order || !spec || !pack || !training || !holder) return false;
+    if (training != Py_False) {
+      PyObject* dropout = get(names.dropout);
+      if (!dropout || PyObject_IsTrue(dropout) != 0) return false;
+      pack = Py_None;  // weights are about to change
+    }
+    if (holder != Py_None) {
+      PyObject* list = PyDict_Check(children) ? PyDict_GetItem(children, holder) : nullptr;
+      PyObject** inner = list ? _PyObject_GetDictPtr(list) : nullptr;
+      children = inner && *inner ? PyDict_GetItem(*inner, names.modules) : nullptr;
+    }
+    return children && PyDict_Check(children) && PyTuple_Check(order) && PyUnicode_Check(spec);
+  }
+};
+
+// forward(module, x): the chain over the module's children; None if the caller has to do it.
+PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "forward(module, x)");
+    return nullptr;
+  }
+  ModuleState state;
+  PyObject** attributes = _PyObject_GetDictPtr(args[1]);  // of x, which a module may ask for
+  if ((attributes && *attributes && PyDict_GET_SIZE(*attributes)) ||
+      !THPVariable_CheckExact(args[1]) || at::impl::torch_function_mode_enabled() ||
+      !state.read(args[0]))
+    Py_RETURN_NONE;
+  // Borrowed from the modules, which this thread keeps alive while it holds the lock.
+  c10::SmallVector<const Tensor*, 8> borrowed;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(state.order); ++i) {
+    PyObject* child = PyDict_GetItem(state.children, PyTuple_GET_ITEM(state.order, i));
+    if (!child || !append_parameters(child, borrowed)) Py_RETURN_NONE;
+  }
+  return guarded([&]() -> PyObject* {
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(state.spec, &length);
+    if (!text) return nullptr;
+    const std::string_view spec(text, size_t(length));
+    size_t wanted = 0;
+    for (const auto& layer : torchweld::spec_of(spec)) wanted += size_t(layer.tensors());
+    if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias came or went
+    const Tensor& x = THPVariable_Unpack(args[1]);
+    const bool may_pack =
+        Py_TYPE(state.pack) == pack_type && !at::GradMode::is_enabled() && undisturbed() &&
+        packable(x) &&
+        std::all_of(borrowed.begin(), borrowed.end(), [](const Tensor* t) { return packable(*t); });
+    Tensor packed, y;
+    c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
+    if (!may_pack || x.scalar_type() == at::kBFloat16)
+      for (const Tensor* t : borrowed) params.push_back(*t);
+    if (may_pack && !(x.dim() && torchweld::composition_is_faster(x, params)))
+      packed = copy_in(state.pack).get(borrowed, spec);
+    // Giving the lock away and taking it back is not worth it for a few microseconds of work.
+    const bool brief = packed.defined() && packed.numel() <= 256 << 10 && x.numel() <= 1024;
+    {
+      std::optional<Unlocked> unlocked;
+      if (!brief) unlocked.emplace();
+      y = packed.defined() ? call_packed(x, packed, spec) : call_chain(x, params, spec);
+    }
+    return THPVariable_Wrap(std::move(y));
+  });
+}
+
+}  // namespace
