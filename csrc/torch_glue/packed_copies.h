@@ -90,11 +90,17 @@ struct SeenTensor {
 // Any thread may use it; what `get` returns stays whole when another thread makes it anew.
 class PackedCopy {
  public:
-  // The copy, made if there is none of these very weights.
-  Tensor get(c10::ArrayRef<const Tensor*> params, std::string_view spec) {
+  // The copy, made if there is none of these very weights. `times` is told how often one was made so far.
+  Tensor get(c10::ArrayRef<const Tensor*> params, std::string_view spec, int64_t* times = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!fresh(params, spec) || !rolling_.unchanged()) make(params, spec);
+    if (times) *times = times_;
     return packed_;
+  }
+  // Whether the copy that was made so many times is still the one of these very weights.
+  bool still(c10::ArrayRef<const Tensor*> params, std::string_view spec, int64_t times) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return times == times_ && fresh(params, spec);
   }
   void clear() {
     const std::lock_guard<std::mutex> lock(mutex_);

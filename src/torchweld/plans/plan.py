@@ -19,7 +19,7 @@ from torchweld.core.saved_records import FileFormat
 from torchweld.core.speeds import Speed
 from torchweld.machine.fingerprint import Fingerprint
 from torchweld.plans import earlier_plans
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.welds.decisions import Choice, Decision, Ranges
 from torchweld.welds.found_blocks import Block, Refusal
 
 # "behind": another way, at first look. "known": to be faster, by a table, and not timed here;
@@ -123,23 +123,12 @@ class Tuning:
         self.__dict__.update(earlier_plans.tuning(state))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A block with its tuning, by number of rows."""
+class Tuned:
+    """What was tuned, by number of rows."""
 
-    block: Block
-    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+    tunings: tuple[Tuning, ...]
 
-    def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
-        if not self.block.calls:
-            yield "has a block without calls; it is there because it was called"
-        called = {call.rows for call in self.block.calls}
-        odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
-        for rows in odd:
-            yield f"is tuned for {rows} rows, and was never called with so many"
-
-    def by_rows(self) -> tuple[tuple[int, int, Choice | None], ...]:
+    def by_rows(self) -> Ranges:
         """Ranges of rows; between two measured counts with the same choice, that choice holds."""
         chosen: dict[int, Choice | None] = {}
         for tuning in sorted(self.tunings, key=lambda tuning: (tuning.rows, -tuning.count)):
@@ -164,6 +153,34 @@ class Planned:
         found = {tuning.outcome for tuning in self.tunings}
         order: tuple[Outcome, ...] = ("welded", "not measured", "not known", "not faster")
         return next((one for one in order if one in found), "cannot be welded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(Tuned):
+    """A block with its tuning."""
+
+    block: Block
+    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if not self.block.calls:
+            yield "has a block without calls; it is there because it was called"
+        called = {call.rows for call in self.block.calls}
+        odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
+        for rows in odd:
+            yield f"is tuned for {rows} rows, and was never called with so many"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedGroup(Tuned):
+    """Blocks that read the same input, tuned as one op.
+
+    A trial's speed is over its members one by one, each as it is planned: welded, or left as it is.
+    """
+
+    name: Word  # the `group` of its blocks
+    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +217,7 @@ class Plan:
     torch: Word
     planned: Annotated[tuple[Planned, ...], Length(most=100_000)]
     refused: Annotated[tuple[Refusal, ...], Length(most=100_000)] = ()
+    groups: Annotated[tuple[PlannedGroup, ...], Length(most=100_000)] = ()
     whole: Annotated[tuple[Whole, ...], Length(most=10_000)] = ()
     copied_bytes: Count = 0
     # Of the FLOPs of all inputs, what is welded.
@@ -212,11 +230,20 @@ class Plan:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
+        in_group = {group.name: group.by_rows() for group in self.groups if group.welded}
         return tuple(
-            Decision(block=one.block, by_rows=one.by_rows(), training=self.training)
+            Decision(
+                block=one.block,
+                by_rows=one.by_rows(),
+                training=self.training,
+                in_group=in_group.get(one.block.group, ()),
+            )
             for one in self.planned
-            if one.welded
+            if one.welded or one.block.group in in_group
         )
+
+    def members(self, group: PlannedGroup) -> tuple[Planned, ...]:
+        return tuple(one for one in self.planned if one.block.group == group.name)
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -246,10 +273,17 @@ class Plan:
         if len(set(paths)) != len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)
             yield f"plans the block {twice!r} twice"
+        names = [group.name for group in self.groups]
+        if len(set(names)) != len(names):
+            yield "plans a group twice"
+        members = Counter(one.block.group for one in self.planned)
+        for name in names:
+            if not name or members[name] < 2:
+                yield f"plans the group {name!r}, which does not have two of its blocks"
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None}
+        absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None, "groups": ()}
         for name, default in absent.items():
             self.__dict__.setdefault(name, default)
 
@@ -266,9 +300,9 @@ class Plan:
 FORM = FileFormat(
     kind=Plan,
     what="plan",
-    format=2,
+    format=3,
     remedy="plan again",
     most_bytes=1 << 26,
     indent=1,
-    upgrades={1: earlier_plans.plan},
+    upgrades={1: earlier_plans.plan, 2: earlier_plans.without_groups},
 )

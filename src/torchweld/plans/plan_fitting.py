@@ -18,9 +18,9 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import hardware
 from torchweld.machine.fingerprint import taken_here
-from torchweld.plans.plan import Plan, Planned
+from torchweld.plans.plan import Plan, Planned, PlannedGroup
 from torchweld.plans.tuning import Group, Key, verify_choice
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.welds.decisions import Decision, Ranges
 from torchweld.welds.finding.rereading import Rereader, differences
 from torchweld.welds.found_blocks import Block
 from torchweld.welds.marks import plain_root
@@ -83,9 +83,15 @@ def read_again(model: nn.Module, plan: Plan) -> tuple[list[Decision], dict[str, 
     rereader = Rereader(model)
     fit: list[Decision] = []
     changed: dict[str, str] = {}
+    in_group: dict[str, Ranges] = {}
+    for group in plan.groups:
+        if wrong := _damage(group):
+            changed[f"group {group.name}"] = wrong
+        elif group.welded:
+            in_group[group.name] = group.by_rows()
     for one in plan.planned:
-        if one.welded:
-            found = _fit(rereader, plan, one)
+        if one.welded or one.block.group in in_group:
+            found = _fit(rereader, plan.training, one, in_group.get(one.block.group, ()))
             if isinstance(found, Decision):
                 fit.append(found)
             else:
@@ -93,13 +99,20 @@ def read_again(model: nn.Module, plan: Plan) -> tuple[list[Decision], dict[str, 
     return [d for d in fit if d.block.path not in changed], changed
 
 
-def _fit(rereader: Rereader, plan: Plan, one: Planned) -> Decision | str:
-    """What to do with a planned block, or what differs from what the model gives."""
-    block = one.block
+def _damage(record: Planned | PlannedGroup) -> str:
+    """What is wrong with a record, which is plain data: anybody can have changed it."""
     try:
-        from_plain(Planned, to_plain(one), "it")  # plain data: anybody can have changed it
+        from_plain(type(record), to_plain(record), "it")
     except RecordError as error:
         return str(error)
+    return ""
+
+
+def _fit(rereader: Rereader, training: bool, one: Planned, in_group: Ranges) -> Decision | str:
+    """What to do with a planned block, or what differs from what the model gives."""
+    block = one.block
+    if wrong := _damage(one):
+        return wrong
     now = rereader.read(block)
     if not isinstance(now, Block):
         return now.reason
@@ -115,7 +128,7 @@ def _fit(rereader: Rereader, plan: Plan, one: Planned) -> Decision | str:
         return f"is not known to do without its argument {odd[0]}"
     if now.structure != block.structure:
         return f"computes {now.form} on other shapes, or in another way"
-    decision = Decision(block=now, by_rows=one.by_rows(), training=plan.training)
+    decision = Decision(block=now, by_rows=one.by_rows(), training=training, in_group=in_group)
     return next(iter(decision.problems()), "") or decision
 
 
@@ -128,5 +141,5 @@ def _right(model: nn.Module, decision: Decision) -> bool:
     rows = block.calls[0].rows
     key = Key(block.form, (), block.dtype, rows, True, decision.training)
     group = Group(key=key, blocks=[block], calls=[block.calls[0]])
-    choices: tuple[Choice, ...] = decision.choices
+    choices = {*decision.choices, *(choice for _, _, choice in decision.in_group if choice)}
     return all(verify_choice(model, group, choice).verified for choice in choices)

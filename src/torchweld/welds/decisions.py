@@ -34,19 +34,32 @@ class Choice:
         return _MODES[self.backend][self.packed]
 
 
+# (first row count, last, choice). None, or no range: the original.
+Ranges = tuple[tuple[int, int, Choice | None], ...]
+
+
+def choice_at(ranges: Ranges, rows: int) -> Choice | None:
+    return next((choice for first, last, choice in ranges if first <= rows <= last), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A block and its table: (first row count, last, choice). None, or no range: the original."""
+    """A block and its table.
+
+    in_group: the same for calls that its group makes as one; where they are not made so, by_rows
+    """
 
     block: Block
-    by_rows: tuple[tuple[int, int, Choice | None], ...]
+    by_rows: Ranges
     training: bool = False  # whether calls with gradients or in training mode are covered
+    in_group: Ranges = ()
 
     def choice(self, rows: int) -> Choice | None:
-        for first, last, choice in self.by_rows:
-            if first <= rows <= last:
-                return choice
-        return None
+        return choice_at(self.by_rows, rows)
+
+    def covers(self, rows: int) -> bool:
+        """Whether such a call is welded, by itself or in its group."""
+        return self.choice(rows) is not None or choice_at(self.in_group, rows) is not None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -59,17 +72,35 @@ class Decision:
         return bool(kinds) and all(kinds)
 
     def problems(self) -> list[str]:
-        """What is wrong with the table; empty if nothing is."""
+        """What is wrong with the tables; empty if nothing is."""
         found = []
         if not self.by_rows:
             found.append("its table is empty; give at least one (first, last, choice)")
-        end = 0
-        for first, last, choice in sorted(self.by_rows, key=lambda row: row[:2]):
-            if not 1 <= first <= last:
-                found.append(f"its table has rows {first} to {last}; expected 1 ≤ first ≤ last")
-            elif first <= end:
-                found.append(f"its table has two choices for {first} rows; ranges must not overlap")
-            end = max(end, last)
-            if choice is not None and choice.packed and choice.backend in ("reference", "compile"):
-                found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
+        return found + _range_problems(self.by_rows) + self._group_problems()
+
+    def _group_problems(self) -> list[str]:
+        if not self.in_group:
+            return []
+        found = _range_problems(self.in_group)
+        if self.training:
+            found.append("a group is welded for inference alone; give training=False")
+        if self.block.layers != 1 or self.block.scale != 1.0:
+            found.append("a member of a group is one layer without a scale")
+        choices = [choice for _, _, choice in self.in_group if choice is not None]
+        if odd := sorted({choice.backend for choice in choices} - {"cpu"}):
+            found.append(f"a group is run by backend cpu, not by {', '.join(odd)}")
         return found
+
+
+def _range_problems(ranges: Ranges) -> list[str]:
+    found = []
+    end = 0
+    for first, last, choice in sorted(ranges, key=lambda row: row[:2]):
+        if not 1 <= first <= last:
+            found.append(f"its table has rows {first} to {last}; expected 1 ≤ first ≤ last")
+        elif first <= end:
+            found.append(f"its table has two choices for {first} rows; ranges must not overlap")
+        end = max(end, last)
+        if choice is not None and choice.packed and choice.backend in ("reference", "compile"):
+            found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
+    return found

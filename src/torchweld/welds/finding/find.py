@@ -264,7 +264,7 @@ class _Search:
         """Blocks of one layer that the same module calls with the same tensor, every time."""
         members: dict[Any, list[nn.Module]] = {}
         for module, block in self._blocks.items():
-            if block.layers == 1:
+            if block.layers == 1 and block.scale == 1.0:
                 seen = self._recording.seen[module]
                 callers, tensors = frozenset(seen.callers), seen.tensors[block.argument]
                 members.setdefault((callers, tensors, block.dtype), []).append(module)

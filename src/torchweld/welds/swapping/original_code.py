@@ -59,6 +59,7 @@ class WeldedModel:
     def __init__(self, name: str, muted: bool = False) -> None:
         self.name, self.muted = name, muted
         self.fused = False  # whether any block of it has run fused
+        self.gatherings: dict[str, Any] = {}  # of its groups, by name: see gathering.py
         self._said: set[str] = set()
         self._lock = threading.Lock()
 

@@ -141,12 +141,28 @@ def _prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]
                 "decide about it once"
             )
         paths[id(one.module)] = path
+    problems += _group_problems(prepared)
     if problems:
         raise TorchweldError(
             "nothing was welded, because decisions do not fit the model:",
             *(f"  {problem}" for problem in problems),
         )
     return prepared
+
+
+def _group_problems(prepared: Sequence[_Prepared]) -> Iterator[str]:
+    """Members of a group read the same input, so it has to be one that all of them take."""
+    groups: dict[str, list[Joint]] = {}
+    for one in prepared:
+        if one.joint.decision.in_group:
+            groups.setdefault(one.joint.decision.block.group, []).append(one.joint)
+    for name, joints in groups.items():
+        paths = ", ".join(joint.decision.block.path or "the model" for joint in joints)
+        if not name:
+            yield f"{paths}: has a table for its group, but the block names no group"
+        inputs = {(j.decision.block.in_features, j.decision.block.dtype, j.device) for j in joints}
+        if len(inputs) > 1:
+            yield f"{paths}: are one group, but do not take the same input"
 
 
 def _swap(welded: Sequence[_Prepared], undone: Sequence[nn.Module]) -> None:
@@ -353,7 +369,9 @@ def stats(model: nn.Module) -> ModelStats:
                 changes=tuple(joint.said),
                 checked=joint.checked,
                 copied_bytes=joint.copied_bytes,
-                fused=joint.telling.fused,
+                fused=joint.telling.fused or joint.membership.calls > 0,
+                gathered=joint.membership.calls,
+                apart=joint.membership.stopped,
             )
             for path, joint in _joints(model).items()
         }

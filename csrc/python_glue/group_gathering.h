@@ -1,0 +1,384 @@
+// torchweld._C.Gathering and GroupMember: calls of welded modules that read the same input, run as one op.
+//
+// The first member of a group that is called with an x *leads*: it runs the group op for all members, and keeps the
+// others' outputs with a copy of x. A member that is called next, in the same thread, with an x of the same bytes
+// *takes* its output, once. So x may be edited, through any alias, between two calls: its bytes are compared. A
+// member leads only if every other one could serve this very call by itself; its weights are looked at again when
+// its output is taken.
+//
+// At most one step of one group is kept per thread. A group whose outputs are not taken, or that cannot lead, three
+// times in a row stops: its members were called together when the plan was made, and are not any more.
+#pragma once
+#include <Python.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dependency_watch.h"
+#include "module_forward.h"
+
+namespace {
+
+struct JointNames {  // of attributes that swapping/joint.py and binding.py keep
+  PyObject *joint, *bound, *watch, *hooks, *fast, *shape;
+} joint_names;
+
+// Which weights a member had when they were last looked at; a change makes it another look.
+class SeenWeights {
+ public:
+  int64_t look(c10::ArrayRef<const Tensor*> params) {
+    if (!same(params)) {
+      seen_.clear();
+      for (const Tensor* p : params) seen_.emplace_back(*p);
+      ++looks_;
+    }
+    return looks_;
+  }
+  bool still(c10::ArrayRef<const Tensor*> params, int64_t look) const {
+    return look == looks_ && same(params);
+  }
+
+ private:
+  bool same(c10::ArrayRef<const Tensor*> params) const {
+    if (seen_.size() != params.size()) return false;
+    for (size_t i = 0; i < params.size(); ++i)
+      if (!seen_[i].same(*params[i])) return false;
+    return true;
+  }
+  std::vector<torchweld::SeenTensor> seen_;
+  int64_t looks_ = 0;
+};
+
+// What the members of a group share. Everything here is read and written with Python's lock held.
+struct GroupState {
+  static constexpr int kMostMisses = 3;
+  struct Joined {
+    Ref module;           // a weak reference
+    SeenWeights weights;  // for members that read them where they lie
+    int64_t calls = 0;    // that were served by the group
+  };
+  std::vector<Joined> members;
+  int misses = 0;  // in a row
+  bool stopped = false;
+
+  void miss() { stopped = ++misses >= kMostMisses; }
+};
+
+// The outputs of one lead that are still to be taken.
+struct KeptOutputs {
+  std::weak_ptr<GroupState> group;
+  std::vector<Tensor> outputs;  // by member; undefined once taken
+  std::vector<int64_t> looks;   // at each member's weights, or makings of its packed copy
+  size_t left = 0;
+  std::vector<char> x;
+  at::DimVector sizes;
+  at::ScalarType dtype = at::kFloat;
+  bool inference = false;
+  bool packed = false;
+
+  bool is_of(const Tensor& other) const {
+    return dtype == other.scalar_type() && at::IntArrayRef(sizes) == other.sizes() &&
+           inference == c10::InferenceMode::is_enabled() &&
+           !std::memcmp(x.data(), other.const_data_ptr(), x.size());
+  }
+  void copy(const Tensor& other) {
+    const char* bytes = static_cast<const char*>(other.const_data_ptr());
+    x.assign(bytes, bytes + other.nbytes());
+    sizes = other.sizes();
+    dtype = other.scalar_type();
+    inference = c10::InferenceMode::is_enabled();
+  }
+  // Those that nobody has taken tell their group.
+  void drop() {
+    if (left)
+      if (const auto owner = group.lock()) owner->miss();
+    left = 0;
+    outputs.clear();
+    group.reset();
+  }
+};
+thread_local KeptOutputs kept_outputs;
+
+struct GatheringObject {
+  PyObject_HEAD;
+  std::shared_ptr<GroupState> state;
+};
+struct MemberObject {
+  PyObject_HEAD;
+  PyObject* gathering;
+  size_t index;
+  PyObject* stand;   // what stands for the module in the group op
+  PyObject* single;  // and in a call by itself; null if that is left to the caller
+};
+PyTypeObject *gathering_type = nullptr, *member_type = nullptr;
+
+std::shared_ptr<GroupState>& state_of(PyObject* gathering) {
+  return reinterpret_cast<GatheringObject*>(gathering)->state;
+}
+
+// ---- a member's weights ----
+
+struct MemberWeights {
+  c10::SmallVector<const Tensor*, 4> params;  // borrowed from the module: good while the lock is held
+  std::string_view spec;
+  PyObject* pack = nullptr;  // null if the weights are read where they lie
+
+  // False for anything out of the ordinary.
+  bool read(PyObject* stand) {
+    ModuleState state;
+    if (!state.read(stand)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(state.order); ++i) {
+      PyObject* child = PyDict_GetItem(state.children, PyTuple_GET_ITEM(state.order, i));
+      if (!child || !append_parameters(child, params)) return false;
+    }
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(state.spec, &length);
+    if (!text) {
+      PyErr_Clear();
+      return false;
+    }
+    spec = {text, size_t(length)};
+    if (Py_TYPE(state.pack) == pack_type) pack = state.pack;
+    const auto& layers = torchweld::spec_of(spec);
+    return layers.size() == 1 && size_t(layers[0].tensors()) == params.size() &&
+           std::all_of(params.begin(), params.end(), [](const Tensor* t) { return packable(*t); });
+  }
+};
+
+// Values alone are asked for, of an x that can be compared by its bytes.
+bool gatherable(const Tensor& x) {
+  return !at::GradMode::is_enabled() && undisturbed() && packable(x) && x.dim() >= 1 &&
+         x.numel() > 0 && x.is_contiguous() && !x.is_conj();
+}
+
+// ---- taking ----
+
+// Undefined if there is nothing to take.
+Tensor take(const MemberObject& member, const std::shared_ptr<GroupState>& group, const Tensor& x) {
+  KeptOutputs& kept = kept_outputs;
+  const size_t i = member.index;
+  if (!kept.left || kept.group.owner_before(group) || group.owner_before(kept.group) ||
+      i >= kept.outputs.size() || !kept.outputs[i].defined() || !kept.is_of(x))
+    return {};
+  MemberWeights weights;
+  if (!weights.read(member.stand) || (kept.packed && !weights.pack)) return {};
+  const bool same = kept.packed
+                        ? copy_in(weights.pack).still(weights.params, weights.spec, kept.looks[i])
+                        : group->members[i].weights.still(weights.params, kept.looks[i]);
+  if (!same) return {};
+  Tensor y = std::move(kept.outputs[i]);
+  kept.outputs[i] = Tensor();
+  if (--kept.left == 0) {
+    kept.drop();
+    group->misses = 0;
+  }
+  return y;
+}
+
+// ---- leading ----
+
+Ref attribute(PyObject* object, PyObject* name) {
+  Ref found;
+  found.p = PyObject_GetAttr(object, name);
+  if (!found.p) PyErr_Clear();
+  return found;
+}
+
+// What stands for a member that would serve a call of this shape by itself just now; null if it would not.
+// Borrowed: its module has it while the lock is held.
+PyObject* ready_stand(PyObject* gathering, size_t index, PyObject* shape) {
+  PyObject* module = weak_target(state_of(gathering)->members[index].module.p);
+  PyObject* own = module ? instance_dict(module) : nullptr;
+  PyObject* joint = own ? PyDict_GetItem(own, joint_names.joint) : nullptr;
+  if (!joint || PyDict_GetItem(own, names.training) != Py_False) return nullptr;
+  const Ref bound = attribute(joint, joint_names.bound);
+  const Ref watch = attribute(joint, joint_names.watch);
+  if (!bound.p || bound.p == Py_None || !watch.p || Py_TYPE(watch.p) != watch_type) return nullptr;
+  const Ref fast = attribute(bound.p, joint_names.fast);
+  PyObject* found =
+      fast.p && PyDict_Check(fast.p) ? PyDict_GetItem(fast.p, shape) : nullptr;
+  if (!found || Py_TYPE(found) != member_type) return nullptr;
+  const auto& member = *reinterpret_cast<MemberObject*>(found);
+  if (member.gathering != gathering || member.index != index) return nullptr;
+  const Ref hooks = attribute(bound.p, joint_names.hooks);  // on all modules
+  if (!hooks.p || !PyList_Check(hooks.p)) return nullptr;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hooks.p); ++i)
+    if (PyObject_IsTrue(PyList_GET_ITEM(hooks.p, i)) != 0) return nullptr;
+  const WatchState* state = reinterpret_cast<WatchObject*>(watch.p)->state;
+  if (!state || !WatchComparison(*state, module).holds(Py_False, false)) return nullptr;
+  return member.stand;
+}
+
+std::vector<Tensor> call_group(const Tensor& x, at::TensorList given, std::string_view spec,
+                               bool packed) {
+  at::AutoDispatchBelowADInplaceOrView guard;  // gradients are off
+  using Signature = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view);
+  static const auto group = op<Signature>("torchweld::group");
+  static const auto group_of_packed = op<Signature>("torchweld::group_of_packed");
+  return (packed ? group_of_packed : group).call(x, given, spec);
+}
+
+// The member's own output, the others' kept; undefined if they cannot be computed together.
+Tensor lead(const MemberObject& self, GroupState& group, PyObject* input, const Tensor& x) {
+  const size_t count = group.members.size();
+  const Ref shape = attribute(input, joint_names.shape);
+  if (count < 2 || !shape.p) return {};
+  c10::SmallVector<MemberWeights, 4> all(count);
+  bool packed = true;
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* stand = i == self.index ? self.stand : ready_stand(self.gathering, i, shape.p);
+    if (!stand || !all[i].read(stand)) return {};
+    packed = packed && all[i].pack;
+  }
+  c10::SmallVector<Tensor, 8> given;  // references of our own: another thread may replace them
+  std::vector<int64_t> looks(count);
+  std::string spec;
+  for (size_t i = 0; i < count; ++i) {
+    const MemberWeights& one = all[i];
+    spec.append(i ? ";" : "").append(one.spec);
+    if (packed) {
+      given.push_back(copy_in(one.pack).get(one.params, one.spec, &looks[i]));
+    } else {
+      looks[i] = group.members[i].weights.look(one.params);
+      for (const Tensor* t : one.params) given.push_back(*t);
+    }
+  }
+  if (x.scalar_type() == at::kBFloat16) {
+    c10::SmallVector<Tensor, 8> params;
+    for (const MemberWeights& one : all)
+      for (const Tensor* t : one.params) params.push_back(*t);
+    if (torchweld::composition_is_faster(x, params)) return {};
+  }
+  KeptOutputs& kept = kept_outputs;
+  kept.drop();
+  kept.copy(x);
+  int64_t bytes = 0;
+  for (const Tensor& t : given) bytes += int64_t(t.nbytes());
+  {
+    std::optional<Unlocked> unlocked;
+    if (!packed || bytes > 256 << 10 || x.numel() > 1024) unlocked.emplace();
+    kept.outputs = call_group(x, given, spec, packed);
+  }
+  kept.looks = std::move(looks);
+  kept.packed = packed;
+  kept.group = state_of(self.gathering);
+  kept.left = count - 1;
+  return std::exchange(kept.outputs[self.index], Tensor());
+}
+
+// None if the caller has to do it.
+PyObject* member_forward(PyObject* object, PyObject* input) {
+  const auto& member = *reinterpret_cast<MemberObject*>(object);
+  const std::shared_ptr<GroupState> group = state_of(member.gathering);
+  if (group->stopped || !plain_input(input)) Py_RETURN_NONE;
+  const Tensor& x = THPVariable_Unpack(input);
+  if (gatherable(x)) {
+    Tensor y;
+    try {
+      y = take(member, group, x);
+      if (!y.defined()) y = lead(member, *group, input, x);
+    } catch (const std::exception&) {  // the member alone will do, or has the better message
+    }
+    if (y.defined()) {
+      ++group->members[member.index].calls;
+      return THPVariable_Wrap(std::move(y));
+    }
+    group->miss();
+  }
+  if (member.single) return module_forward(member.single, input);
+  Py_RETURN_NONE;
+}
+
+// ---- types ----
+
+PyObject* gathering_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* self = reinterpret_cast<GatheringObject*>(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  new (&self->state) std::shared_ptr<GroupState>(std::make_shared<GroupState>());
+  return reinterpret_cast<PyObject*>(self);
+}
+void gathering_free(PyObject* object) {
+  state_of(object).~shared_ptr();
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+// join(weak reference to a module) -> the member's number, the same for the same module.
+PyObject* gathering_join(PyObject* self, PyObject* module) {
+  if (!PyWeakref_Check(module) || !weak_target(module)) {
+    PyErr_SetString(PyExc_TypeError, "join takes a weak reference to a module");
+    return nullptr;
+  }
+  auto& members = state_of(self)->members;
+  for (size_t i = 0; i < members.size(); ++i)
+    if (weak_target(members[i].module.p) == weak_target(module)) return PyLong_FromSize_t(i);
+  members.emplace_back().module = Ref(module);
+  return PyLong_FromSize_t(members.size() - 1);
+}
+PyObject* gathering_calls(PyObject* self, PyObject* index) {
+  const size_t i = PyLong_AsSize_t(index);
+  if (PyErr_Occurred()) return nullptr;
+  const auto& members = state_of(self)->members;
+  return PyLong_FromLongLong(i < members.size() ? members[i].calls : 0);
+}
+PyObject* gathering_stopped(PyObject* self, void*) {
+  return PyBool_FromLong(state_of(self)->stopped);
+}
+PyMethodDef gathering_methods[] = {
+    {"join", gathering_join, METH_O, "join(weak reference to a module) -> number of the member"},
+    {"calls", gathering_calls, METH_O, "calls(number) -> calls of that member served together"},
+    {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef gathering_getset[] = {
+    {"stopped", gathering_stopped, nullptr, "Whether it has given up.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyType_Slot gathering_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(gathering_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(gathering_free)},
+    {Py_tp_methods, gathering_methods},
+    {Py_tp_getset, gathering_getset},
+    {Py_tp_doc, const_cast<char*>("What the welded members of one group share.")},
+    {0, nullptr}};
+PyType_Spec gathering_spec = {"torchweld._C.Gathering", sizeof(GatheringObject), 0,
+                              Py_TPFLAGS_DEFAULT, gathering_slots};
+
+// GroupMember(gathering, number, stand, single): stands for a welded module in forward().
+PyObject* member_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject *gathering, *stand, *single;
+  Py_ssize_t index;
+  if (!PyArg_ParseTuple(args, "O!nOO", gathering_type, &gathering, &index, &stand, &single))
+    return nullptr;
+  if (index < 0 || size_t(index) >= state_of(gathering)->members.size()) {
+    PyErr_SetString(PyExc_ValueError, "no member of this number has joined");
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<MemberObject*>(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  self->gathering = Py_NewRef(gathering);
+  self->index = size_t(index);
+  self->stand = Py_NewRef(stand);
+  self->single = single == Py_None ? nullptr : Py_NewRef(single);
+  return reinterpret_cast<PyObject*>(self);
+}
+void member_free(PyObject* object) {
+  auto* self = reinterpret_cast<MemberObject*>(object);
+  Py_XDECREF(self->gathering);
+  Py_XDECREF(self->stand);
+  Py_XDECREF(self->single);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+PyType_Slot member_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(member_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(member_free)},
+    {Py_tp_doc, const_cast<char*>("A welded module as a member of a group, for forward().")},
+    {0, nullptr}};
+PyType_Spec member_spec = {"torchweld._C.GroupMember", sizeof(MemberObject), 0, Py_TPFLAGS_DEFAULT,
+                           member_slots};
+
+}  // namespace
