@@ -351,7 +351,7 @@ def test_tables_for_avx2_and_avx512_are_shipped() -> None:
 
 @pytest.mark.parametrize("isa", SHIPPED)
 def test_a_shipped_table_is_found_in_the_package_and_says_how_it_was_made(isa: str) -> None:
-    assert (resources.files("torchweld") / "tables" / f"{isa}.json").is_file()
+    assert (resources.files("torchweld") / "plans" / "tables" / f"{isa}.json").is_file()
     table = load_table(isa)
     assert isinstance(table, SpeedTable)
     assert table.isa == isa

@@ -93,10 +93,12 @@ def test_without_a_compiler_the_module_still_computes(without_compiler: Path) ->
 
 def test_the_compiled_part_can_be_declined(tmp_path: Path) -> None:
     source, target = copy_sources(tmp_path / "source"), tmp_path / "target"
-    (source / "src" / "torchweld" / "tables" / "made_up.json").write_text("{}")
+    (source / "src" / "torchweld" / "plans" / "tables" / "made_up.json").write_text("{}")
     done = install(source, target, environment(os.environ["PATH"], TORCHWELD_NO_EXT="1"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (target / "torchweld" / "tables" / "made_up.json").is_file()  # tables are shipped
+    assert (
+        target / "torchweld" / "plans" / "tables" / "made_up.json"
+    ).is_file()  # tables are shipped
     record = json.loads((target / "torchweld" / "_build_info.json").read_text())
     assert record == {"built": False, "reason": "TORCHWELD_NO_EXT was set when it was installed"}
     assert not list(target.glob("torchweld/_C.*.so"))
@@ -261,7 +263,7 @@ def test_an_sdist_builds_and_runs_elsewhere(tmp_path: Path) -> None:
     (archive,) = (tmp_path / "dist").iterdir()
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    shipped = [*(ROOT / "csrc").rglob("*"), *(ROOT / "src/torchweld/tables").glob("*.json")]
+    shipped = [*(ROOT / "csrc").rglob("*"), *(ROOT / "src/torchweld/plans/tables").glob("*.json")]
     wanted = {str(path.relative_to(ROOT)) for path in shipped if path.is_file()}
     assert wanted <= names
     assert {"setup.py", "LICENSE", "src/torchweld/schemas.inc", "src/torchweld/py.typed"} <= names

@@ -28,17 +28,16 @@ from torchweld.core.inputs import Inputs, Workload, tensors_in
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 from torchweld.models.targets import Target
-from torchweld.numerics.model_check import depth_of, results, truth_of
+from torchweld.numerics.model_check import depth_of, results, step_of, truth_of
 from torchweld.numerics.repeatable import check_repeatable
 from torchweld.plans.ceiling import ceiling
 from torchweld.plans.plan import UNASKED, Plan
 from torchweld.plans.planner import apply, plan
-from torchweld.plans.way_timing import Face
-from torchweld.plans.whole_model import runner
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.recording.live_profile import profile
 from torchweld.report.plan_text import sentence
 from torchweld.welds.swapping import swap
+from torchweld.welds.swapping.faces import Face
 from torchweld.welds.swapping.original_code import untold
 
 Call = Callable[[], Any]
@@ -172,7 +171,7 @@ class TorchweldModel(EagerModel):
         limit = whole.ceiling if whole else UNASKED
         if whole and isinstance(limit, NotMeasured):  # its steps are too long for a plan
             self.original.show()
-            run = runner(self.model, self.workloads[0], training=False)
+            run = step_of(self.model, self.workloads[0], training=False)
             limit = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
         self.show()
         stats = swap.stats(self.model)

@@ -22,10 +22,10 @@ from torchweld import ops
 from torchweld.bench.cases import SEED, MlpShape
 from torchweld.bench.eager_block import activation_of
 from torchweld.core.errors import TorchweldError
-from torchweld.plans.way_timing import Face
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.finding.find import find
 from torchweld.welds.found_blocks import Block
+from torchweld.welds.swapping.faces import Face
 from torchweld.welds.swapping.swap import stats, weld
 
 Call = Callable[[], Any]

@@ -16,8 +16,8 @@ import torch
 from torchweld.core.records import from_plain
 from torchweld.gates.kept_plan import fit_of
 from torchweld.gates.subject import Subject
+from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import Plan
-from torchweld.plans.whole_model import runner
 from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import weld
 
@@ -41,7 +41,7 @@ class Contending:
     def prepare(self, number: int) -> Callable[[], Any]:
         """The call of one workload."""
         subject = self.subject
-        run = runner(subject.model, subject.workloads[number], subject.training)
+        run = step_of(subject.model, subject.workloads[number], subject.training)
 
         def call() -> Any:
             with torch.set_grad_enabled(subject.training):

@@ -31,7 +31,7 @@ from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import BUDGET_S, QUICK_S
 from torchweld.plans.planner import plan as make_plan
-from torchweld.plans.way_timing import Face
+from torchweld.welds.swapping.faces import Face
 
 # Of a baseline, each in a process of its own: in twenty of them the same speed-up came out between
 # 1.32 and 1.42 (one thread of two shared cores), and three can all be at the upper end.

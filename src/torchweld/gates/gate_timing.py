@@ -23,9 +23,9 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.gates.advice import clock_remedies
 from torchweld.gates.outcome import TimeVerdict, Verdict
 from torchweld.gates.subject import Clock
-from torchweld.plans.way_timing import Face
-from torchweld.plans.whole_model import runner
+from torchweld.numerics.model_check import step_of
 from torchweld.timing import CallableSide, Comparison, compare
+from torchweld.welds.swapping.faces import Face
 
 ITSELF = "the model with welding disabled"
 # A comparison is made to these shares of the tolerance, so that its interval does not use it up.
@@ -68,7 +68,7 @@ def measure_welded(
     tolerance: float,
 ) -> Comparison:
     """The welded model against its own code, in the same rounds."""
-    run = runner(model, workload, training)
+    run = step_of(model, workload, training)
     return compare_sides(FacedSide(original, run), FacedSide(welded, run), seconds, tolerance)
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
+from torchweld.plans.block_calls import module_of
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import read_again
-from torchweld.plans.tuning import module_of
-from torchweld.plans.way_timing import Face, faces
 from torchweld.welds.decisions import Decision
 from torchweld.welds.finding.rereading import reread
 from torchweld.welds.found_blocks import Refusal
+from torchweld.welds.swapping.faces import Face, faces
 from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import undo, weld
 

@@ -152,6 +152,23 @@ def results(model: nn.Module, workload: Workload, training: bool) -> Results:
     return found
 
 
+def step_of(model: nn.Module, workload: Workload, training: bool) -> Callable[[], Any]:
+    """One step: forward, in training with the backward."""
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return workload.run(model)
+
+    def train() -> Any:
+        for parameter in model.parameters():
+            parameter.grad = None
+        output = workload.run(model)
+        backward(floating(output))
+        return output
+
+    return train if training else infer
+
+
 def backward(outputs: Sequence[Tensor]) -> None:
     """From the sum over the outputs, weighed so that no two elements count alike."""
     wanted = [tensor for tensor in outputs if tensor.requires_grad]

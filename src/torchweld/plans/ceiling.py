@@ -21,8 +21,8 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.interrupts import is_interrupt
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine import hardware
+from torchweld.plans.block_calls import module_of, tensors_of
 from torchweld.plans.flops_share import flops_of_block
-from torchweld.plans.tuning import module_of, tensors_of
 from torchweld.timing import CallableSide, compare
 from torchweld.timing.sides import Clock
 from torchweld.welds.decisions import Decision

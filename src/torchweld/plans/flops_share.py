@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchweld.core.inputs import Workload
 from torchweld.core.interrupts import is_interrupt
 from torchweld.core.not_measured import NotMeasured
-from torchweld.plans.tuning import tensors_of
+from torchweld.plans.block_calls import tensors_of
 from torchweld.welds.decisions import Decision
 
 

@@ -33,6 +33,7 @@ from torchweld.findings import welding_bound
 from torchweld.machine import hardware
 from torchweld.machine.fingerprint import taken_here
 from torchweld.machine.load import load_words
+from torchweld.numerics.model_check import step_of
 from torchweld.plans.flops_share import flops_share
 from torchweld.plans.known_speeds import SpeedTable, load_table
 from torchweld.plans.measurement_cache import MeasurementCache
@@ -40,7 +41,7 @@ from torchweld.plans.plan import UNASKED, Plan, Planned, Whole
 from torchweld.plans.plan_fitting import OnMismatch, fitting, structure_of
 from torchweld.plans.tuning import SETTLED, choices_for, tune
 from torchweld.plans.way_timing import least_budget_s
-from torchweld.plans.whole_model import measure_whole, runner
+from torchweld.plans.whole_model import measure_whole
 from torchweld.profiles.profile import Profile
 from torchweld.report.plan_text import sentence
 from torchweld.welds.cloning.model_clone import clone_to_run
@@ -197,7 +198,7 @@ def _why_untimed(
     if any(parameter.is_meta for parameter in model.parameters()):
         return NotMeasured("the weights are on meta")
     begun_s = time.perf_counter()
-    runner(model, workload, training)()
+    step_of(model, workload, training)()
     step_s = time.perf_counter() - begun_s
     if least_budget_s(step_s) <= whole_s:
         return None

@@ -23,10 +23,11 @@ from torchweld.core.speeds import Speed
 from torchweld.numerics.rule import Judgement, check_block
 from torchweld.ops.backends import BACKENDS
 from torchweld.ops.backends.backend import Form
+from torchweld.plans.block_calls import input_like, module_of, tensors_of
 from torchweld.plans.known_speeds import KnownSpeed, SpeedTable
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import UNASKED, Planned, Trial, Tuning, Verdict
-from torchweld.plans.way_timing import LEAST_BUDGET_S, Timed, input_like, time_choices
+from torchweld.plans.way_timing import LEAST_BUDGET_S, Timed, time_choices
 from torchweld.welds.decisions import Choice
 from torchweld.welds.found_blocks import Block, Call
 
@@ -142,20 +143,6 @@ def group(model: nn.Module, blocks: Sequence[Block], training: bool) -> list[Gro
             one.blocks.append(block)
             one.calls.append(replace(calls[0], count=sum(call.count for call in calls)))
     return list(found.values())
-
-
-def module_of(model: nn.Module, block: Block) -> nn.Module:
-    return model.get_submodule(block.path)
-
-
-def tensors_of(model: nn.Module, block: Block) -> list[Tensor]:
-    """The block's tensors, in the op's order."""
-    module = module_of(model, block)
-    found = []
-    for name in block.tensors:
-        path, _, attribute = name.rpartition(".")
-        found.append(getattr(module.get_submodule(path), attribute))
-    return found
 
 
 # ---- one group ----

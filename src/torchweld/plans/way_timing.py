@@ -7,29 +7,27 @@ alone. The modules are called one after the other, as the model calls them.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.machine.hardware import hardware
+from torchweld.plans.block_calls import block_call, input_like
 from torchweld.plans.plan import Verdict
 from torchweld.timing import Comparison, compare
 from torchweld.timing.rounds import FEWEST_ROUNDS
 from torchweld.timing.verdicts import FEW_ROUNDS
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Call
-from torchweld.welds.marks import KEY
-from torchweld.welds.swapping.swap import set_face, stats, undo, weld
+from torchweld.welds.swapping.faces import Face, faces
+from torchweld.welds.swapping.swap import stats
 
 # More instances than this say nothing new, and would only take time.
 MOST_INSTANCES = 16
@@ -54,17 +52,6 @@ class Timed:
     log_ratios: tuple[float, ...] = ()  # of each round, over the original
 
 
-class Face:
-    """Some modules as they are at this moment: their classes, and what welding keeps in them."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._states = [(m, type(m), m.__dict__.get(KEY)) for m in modules]
-
-    def show(self) -> None:
-        for module, kind, joint in self._states:
-            set_face(module, kind, joint)
-
-
 class FaceSide:
     """A face as a side of a comparison: `calls` rounds through all modules.
 
@@ -85,26 +72,6 @@ class FaceSide:
         return time.perf_counter() - begun_s
 
 
-@contextmanager
-def faces(
-    model: nn.Module, modules: Sequence[nn.Module], decisions: Sequence[Sequence[Decision]]
-) -> Iterator[list[Face]]:
-    """The original face and one for each list of decisions; afterwards the original is shown."""
-    original = Face(modules)
-    found = [original]
-    try:
-        for own in decisions:
-            original.show()
-            weld(model, own)
-            found.append(Face(modules))
-        yield found
-    finally:
-        for face in found[1:]:
-            face.show()
-            undo(model, [d.block.path for own in decisions[:1] for d in own])
-        original.show()
-
-
 def time_choices(
     model: nn.Module,
     modules: Sequence[nn.Module],
@@ -122,7 +89,7 @@ def time_choices(
     x = input_like(calls[0]).to(next(iter(modules[0].parameters())).device)
     if training:
         x.requires_grad_()
-    run = caller(modules[0], blocks[0], x, training)
+    run = block_call(modules[0], blocks[0], x, training)
     call_s = _call_s(run)
     least_s = least_budget_s(call_s)
     budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
@@ -140,7 +107,7 @@ def time_choices(
     names = [f"{choice.backend} {choice.mode}" for choice in choices]
     try:
         with faces(model, modules, decisions) as (original, *welded):
-            runs = [caller(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
+            runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
             sides = [FaceSide(face, runs) for face in (original, *welded)]
             behind = _behind(sides[1:], names, FIRST_TURNS if call_s < LONG_S else 1)
             taken = [i for i, name in enumerate(names) if name not in behind]
@@ -238,34 +205,6 @@ def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
     return timed < 2 * cache < everything
 
 
-def input_like(call: Call, rows: int | None = None) -> Tensor:
-    """Random numbers in the shape, type and layout of a recorded x."""
-    shape = call.shape if rows is None else (rows, call.shape[-1])
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
-    if call.contiguous or x.dim() < 2:
-        return x
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
 def copied_bytes(module: nn.Module) -> int:
     """Bytes of the copy of its weights that a welded module keeps."""
     return sum(one.copied_bytes for one in stats(module).values())
-
-
-def caller(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
-    """A call of a block's module as the model makes it, with hooks and `__call__`."""
-    first = next(iter(inspect.signature(module.forward).parameters), None)
-    args, kwargs = ((x,), {}) if first in (block.argument, "args") else ((), {block.argument: x})
-    kwargs |= dict.fromkeys(block.ignores, x)  # any tensor will do
-
-    def infer() -> object:
-        with torch.no_grad():
-            return module(*args, **kwargs)
-
-    def train() -> object:
-        y = module(*args, **kwargs)
-        y.backward(torch.ones_like(y))
-        return y
-
-    return train if training else infer

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchweld.core.inputs import Workload
@@ -16,20 +15,20 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.numerics.model_check import (
     Check,
-    backward,
     compare_results,
     depth_of,
-    floating,
     results,
+    step_of,
     truth_of,
 )
+from torchweld.plans.block_calls import module_of
 from torchweld.plans.ceiling import ceiling
 from torchweld.plans.measurement_cache import Kept
 from torchweld.plans.plan import UNASKED, Planned, Whole
-from torchweld.plans.tuning import module_of
-from torchweld.plans.way_timing import FaceSide, faces
+from torchweld.plans.way_timing import FaceSide
 from torchweld.timing import Comparison, compare
 from torchweld.welds.decisions import Decision
+from torchweld.welds.swapping.faces import faces
 
 # A plan is to stay small, so it has the figures; who wants the rounds they were made of asks here.
 _rounds: ContextVar[dict[Whole, Comparison] | None] = ContextVar("rounds", default=None)
@@ -69,7 +68,7 @@ def measure_whole(
     expected = results(model, workload, training)
     truth = truth_of(model, workload, training)
     modules = [module_of(model, decision.block) for decision in decisions]
-    run = runner(model, workload, training)
+    run = step_of(model, workload, training)
     with faces(model, modules, [decisions]) as (original, welded):
         welded.show()
         got = results(model, workload, training)
@@ -145,20 +144,3 @@ def promised(planned: Sequence[Planned], whole_us: float) -> float | NotMeasured
         return NotMeasured("no block was timed")
     saved *= min(1.0, whole_us / before)
     return whole_us / max(whole_us - saved, 1e-3 * whole_us)
-
-
-def runner(model: nn.Module, workload: Workload, training: bool) -> Callable[[], Any]:
-    """One step: forward, in training with the backward."""
-
-    def infer() -> Any:
-        with torch.no_grad():
-            return workload.run(model)
-
-    def train() -> Any:
-        for parameter in model.parameters():
-            parameter.grad = None
-        output = workload.run(model)
-        backward(floating(output))
-        return output
-
-    return train if training else infer

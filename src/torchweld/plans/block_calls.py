@@ -1,0 +1,53 @@
+"""A block in its model: the module, the tensors, and a call like those that were recorded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from torchweld.welds.found_blocks import Block, Call
+
+
+def module_of(model: nn.Module, block: Block) -> nn.Module:
+    return model.get_submodule(block.path)
+
+
+def tensors_of(model: nn.Module, block: Block) -> list[Tensor]:
+    """The block's tensors, in the op's order."""
+    module = module_of(model, block)
+    found = []
+    for name in block.tensors:
+        path, _, attribute = name.rpartition(".")
+        found.append(getattr(module.get_submodule(path), attribute))
+    return found
+
+
+def input_like(call: Call, rows: int | None = None) -> Tensor:
+    """Random numbers in the shape, type and layout of a recorded x."""
+    shape = call.shape if rows is None else (rows, call.shape[-1])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
+    if call.contiguous or x.dim() < 2:
+        return x
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def block_call(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
+    """A call of the block's module as the model makes it, with hooks and `__call__`."""
+    first = next(iter(inspect.signature(module.forward).parameters), None)
+    args, kwargs = ((x,), {}) if first in (block.argument, "args") else ((), {block.argument: x})
+    kwargs |= dict.fromkeys(block.ignores, x)  # any tensor will do
+
+    def infer() -> object:
+        with torch.no_grad():
+            return module(*args, **kwargs)
+
+    def train() -> object:
+        y = module(*args, **kwargs)
+        y.backward(torch.ones_like(y))
+        return y
+
+    return train if training else infer
