@@ -163,8 +163,7 @@ PyMODINIT_FUNC PyInit__C() {
 
   watch_names = {names.modules, names.parameters, name("_buffers"), names.training, {}};
   std::copy(std::begin(names.hooks), std::end(names.hooks), std::begin(watch_names.hooks));
-  joint_names = {name("_torchweld"), name("bound"), name("watch"), name("hooks"),
-                 name("fast"),       name("shape")};
+  joint_name = name("_torchweld");
   PyObject* module = PyModule_Create(&module_def);
   if (!module) return nullptr;
   const bool added = add_type(module, "Pack", pack_spec, pack_type) &&

@@ -2,9 +2,9 @@
 //
 // The first member of a group that is called with an x *leads*: it runs the group op for all members, and keeps the
 // others' outputs with a copy of x. A member that is called next, in the same thread, with an x of the same bytes
-// *takes* its output, once. So x may be edited, through any alias, between two calls: its bytes are compared. A
-// member leads only if every other one could serve this very call by itself; its weights are looked at again when
-// its output is taken.
+// *takes* its output, once. So x may be edited, through any alias, between two calls: its bytes are compared, and
+// the member's weights are looked at again. Whether a member may be served at all is asked when it is called, not when
+// another one leads; what was computed for one that may not is dropped.
 //
 // At most one step of one group is kept per thread. A group whose outputs are not taken, or that cannot lead, three
 // times in a row stops: its members were called together when the plan was made, and are not any more.
@@ -24,9 +24,7 @@
 
 namespace {
 
-struct JointNames {  // of attributes that swapping/joint.py and binding.py keep
-  PyObject *joint, *bound, *watch, *hooks, *fast, *shape;
-} joint_names;
+PyObject* joint_name = nullptr;  // of what a welded module keeps: KEY in welds/marks.py
 
 // Which weights a member had when they were last looked at; a change makes it another look.
 class SeenWeights {
@@ -59,6 +57,7 @@ struct GroupState {
   static constexpr int kMostMisses = 3;
   struct Joined {
     Ref module;           // a weak reference
+    Ref stand;            // what stands for it in forward(), with its packed copy
     SeenWeights weights;  // for members that read them where they lie
     int64_t calls = 0;    // that were served by the group
   };
@@ -112,8 +111,8 @@ struct MemberObject {
   PyObject_HEAD;
   PyObject* gathering;
   size_t index;
-  PyObject* stand;   // what stands for the module in the group op
-  PyObject* single;  // and in a call by itself; null if that is left to the caller
+  bool packed;       // the group reads packed copies
+  PyObject* single;  // what stands for it in a call by itself; null if that is left to the caller
 };
 PyTypeObject *gathering_type = nullptr, *member_type = nullptr;
 
@@ -126,12 +125,12 @@ std::shared_ptr<GroupState>& state_of(PyObject* gathering) {
 struct MemberWeights {
   c10::SmallVector<const Tensor*, 4> params;  // borrowed from the module: good while the lock is held
   std::string_view spec;
-  PyObject* pack = nullptr;  // null if the weights are read where they lie
+  PyObject* pack = nullptr;
 
   // False for anything out of the ordinary.
-  bool read(PyObject* stand) {
+  bool read(const GroupState::Joined& member) {
     ModuleState state;
-    if (!state.read(stand)) return false;
+    if (!state.read(member.stand.p)) return false;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(state.order); ++i) {
       PyObject* child = PyDict_GetItem(state.children, PyTuple_GET_ITEM(state.order, i));
       if (!child || !append_parameters(child, params)) return false;
@@ -143,9 +142,9 @@ struct MemberWeights {
       return false;
     }
     spec = {text, size_t(length)};
-    if (Py_TYPE(state.pack) == pack_type) pack = state.pack;
+    pack = state.pack;
     const auto& layers = torchweld::spec_of(spec);
-    return layers.size() == 1 && size_t(layers[0].tensors()) == params.size() &&
+    return Py_TYPE(pack) == pack_type && layers.size() == 1 && size_t(layers[0].tensors()) == params.size() &&
            std::all_of(params.begin(), params.end(), [](const Tensor* t) { return packable(*t); });
   }
 };
@@ -166,7 +165,7 @@ Tensor take(const MemberObject& member, const std::shared_ptr<GroupState>& group
       i >= kept.outputs.size() || !kept.outputs[i].defined() || !kept.is_of(x))
     return {};
   MemberWeights weights;
-  if (!weights.read(member.stand) || (kept.packed && !weights.pack)) return {};
+  if (!weights.read(group->members[i])) return {};
   const bool same = kept.packed
                         ? copy_in(weights.pack).still(weights.params, weights.spec, kept.looks[i])
                         : group->members[i].weights.still(weights.params, kept.looks[i]);
@@ -182,36 +181,13 @@ Tensor take(const MemberObject& member, const std::shared_ptr<GroupState>& group
 
 // ---- leading ----
 
-Ref attribute(PyObject* object, PyObject* name) {
-  Ref found;
-  found.p = PyObject_GetAttr(object, name);
-  if (!found.p) PyErr_Clear();
-  return found;
-}
-
-// What stands for a member that would serve a call of this shape by itself just now; null if it would not.
-// Borrowed: its module has it while the lock is held.
-PyObject* ready_stand(PyObject* gathering, size_t index, PyObject* shape) {
-  PyObject* module = weak_target(state_of(gathering)->members[index].module.p);
+// Whether the module is still there, and welded. If not, nothing of it is kept.
+bool is_there(GroupState::Joined& member) {
+  PyObject* module = weak_target(member.module.p);
   PyObject* own = module ? instance_dict(module) : nullptr;
-  PyObject* joint = own ? PyDict_GetItem(own, joint_names.joint) : nullptr;
-  if (!joint || PyDict_GetItem(own, names.training) != Py_False) return nullptr;
-  const Ref bound = attribute(joint, joint_names.bound);
-  const Ref watch = attribute(joint, joint_names.watch);
-  if (!bound.p || bound.p == Py_None || !watch.p || Py_TYPE(watch.p) != watch_type) return nullptr;
-  const Ref fast = attribute(bound.p, joint_names.fast);
-  PyObject* found =
-      fast.p && PyDict_Check(fast.p) ? PyDict_GetItem(fast.p, shape) : nullptr;
-  if (!found || Py_TYPE(found) != member_type) return nullptr;
-  const auto& member = *reinterpret_cast<MemberObject*>(found);
-  if (member.gathering != gathering || member.index != index) return nullptr;
-  const Ref hooks = attribute(bound.p, joint_names.hooks);  // on all modules
-  if (!hooks.p || !PyList_Check(hooks.p)) return nullptr;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hooks.p); ++i)
-    if (PyObject_IsTrue(PyList_GET_ITEM(hooks.p, i)) != 0) return nullptr;
-  const WatchState* state = reinterpret_cast<WatchObject*>(watch.p)->state;
-  if (!state || !WatchComparison(*state, module).holds(Py_False, false)) return nullptr;
-  return member.stand;
+  if (own && PyDict_GetItem(own, joint_name)) return true;
+  member.stand = Ref();
+  return false;
 }
 
 std::vector<Tensor> call_group(const Tensor& x, at::TensorList given, std::string_view spec,
@@ -224,17 +200,13 @@ std::vector<Tensor> call_group(const Tensor& x, at::TensorList given, std::strin
 }
 
 // The member's own output, the others' kept; undefined if they cannot be computed together.
-Tensor lead(const MemberObject& self, GroupState& group, PyObject* input, const Tensor& x) {
+Tensor lead(const MemberObject& self, GroupState& group, const Tensor& x) {
   const size_t count = group.members.size();
-  const Ref shape = attribute(input, joint_names.shape);
-  if (count < 2 || !shape.p) return {};
+  const bool packed = self.packed;
+  if (count < 2) return {};
   c10::SmallVector<MemberWeights, 4> all(count);
-  bool packed = true;
-  for (size_t i = 0; i < count; ++i) {
-    PyObject* stand = i == self.index ? self.stand : ready_stand(self.gathering, i, shape.p);
-    if (!stand || !all[i].read(stand)) return {};
-    packed = packed && all[i].pack;
-  }
+  for (size_t i = 0; i < count; ++i)
+    if (!is_there(group.members[i]) || !all[i].read(group.members[i])) return {};
   c10::SmallVector<Tensor, 8> given;  // references of our own: another thread may replace them
   std::vector<int64_t> looks(count);
   std::string spec;
@@ -281,7 +253,7 @@ PyObject* member_forward(PyObject* object, PyObject* input) {
     Tensor y;
     try {
       y = take(member, group, x);
-      if (!y.defined()) y = lead(member, *group, input, x);
+      if (!y.defined()) y = lead(member, *group, x);
     } catch (const std::exception&) {  // the member alone will do, or has the better message
     }
     if (y.defined()) {
@@ -308,17 +280,20 @@ void gathering_free(PyObject* object) {
   type->tp_free(object);
   Py_DECREF(type);
 }
-// join(weak reference to a module) -> the member's number, the same for the same module.
-PyObject* gathering_join(PyObject* self, PyObject* module) {
+// join(weak reference to a module, stand) -> the member's number, the same for the same module.
+PyObject* gathering_join(PyObject* self, PyObject* args) {
+  PyObject *module, *stand;
+  if (!PyArg_ParseTuple(args, "OO", &module, &stand)) return nullptr;
   if (!PyWeakref_Check(module) || !weak_target(module)) {
     PyErr_SetString(PyExc_TypeError, "join takes a weak reference to a module");
     return nullptr;
   }
   auto& members = state_of(self)->members;
-  for (size_t i = 0; i < members.size(); ++i)
-    if (weak_target(members[i].module.p) == weak_target(module)) return PyLong_FromSize_t(i);
-  members.emplace_back().module = Ref(module);
-  return PyLong_FromSize_t(members.size() - 1);
+  size_t i = 0;
+  while (i < members.size() && weak_target(members[i].module.p) != weak_target(module)) ++i;
+  if (i == members.size()) members.emplace_back().module = Ref(module);
+  members[i].stand = Ref(stand);
+  return PyLong_FromSize_t(i);
 }
 PyObject* gathering_calls(PyObject* self, PyObject* index) {
   const size_t i = PyLong_AsSize_t(index);
@@ -330,7 +305,7 @@ PyObject* gathering_stopped(PyObject* self, void*) {
   return PyBool_FromLong(state_of(self)->stopped);
 }
 PyMethodDef gathering_methods[] = {
-    {"join", gathering_join, METH_O, "join(weak reference to a module) -> number of the member"},
+    {"join", gathering_join, METH_VARARGS, "join(weak reference to a module, stand) -> number"},
     {"calls", gathering_calls, METH_O, "calls(number) -> calls of that member served together"},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef gathering_getset[] = {
@@ -346,11 +321,12 @@ PyType_Slot gathering_slots[] = {
 PyType_Spec gathering_spec = {"torchweld._C.Gathering", sizeof(GatheringObject), 0,
                               Py_TPFLAGS_DEFAULT, gathering_slots};
 
-// GroupMember(gathering, number, stand, single): stands for a welded module in forward().
+// GroupMember(gathering, number, packed, single): stands for a welded module in forward().
 PyObject* member_new(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *gathering, *stand, *single;
+  PyObject *gathering, *single;
   Py_ssize_t index;
-  if (!PyArg_ParseTuple(args, "O!nOO", gathering_type, &gathering, &index, &stand, &single))
+  int packed;
+  if (!PyArg_ParseTuple(args, "O!npO", gathering_type, &gathering, &index, &packed, &single))
     return nullptr;
   if (index < 0 || size_t(index) >= state_of(gathering)->members.size()) {
     PyErr_SetString(PyExc_ValueError, "no member of this number has joined");
@@ -360,14 +336,13 @@ PyObject* member_new(PyTypeObject* type, PyObject* args, PyObject*) {
   if (!self) return nullptr;
   self->gathering = Py_NewRef(gathering);
   self->index = size_t(index);
-  self->stand = Py_NewRef(stand);
+  self->packed = packed != 0;
   self->single = single == Py_None ? nullptr : Py_NewRef(single);
   return reinterpret_cast<PyObject*>(self);
 }
 void member_free(PyObject* object) {
   auto* self = reinterpret_cast<MemberObject*>(object);
   Py_XDECREF(self->gathering);
-  Py_XDECREF(self->stand);
   Py_XDECREF(self->single);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);

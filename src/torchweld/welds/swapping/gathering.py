@@ -39,13 +39,12 @@ class Membership:
         choice = choice_at(self._decision.in_group, rows)
         if choice is None or ops.compiled is None or not bound.direct:
             return None
-        stand = bound.packed if choice.packed else bound.natural
         gatherings = self._model.gatherings
         gathering = gatherings.setdefault(self._decision.block.group, ops.compiled.Gathering())
-        if stand is None or gathering.stopped:
+        if gathering.stopped:
             return None
-        self._number = gathering.join(weakref.ref(module))
-        return ops.compiled.GroupMember(gathering, self._number, stand, single)
+        self._number = gathering.join(weakref.ref(module), bound.packed)
+        return ops.compiled.GroupMember(gathering, self._number, choice.packed, single)
 
     @property
     def calls(self) -> int:

@@ -372,6 +372,8 @@ class Joint:
         """Without a lock, which would cost more: two threads at once may count as one."""
         self.counts[condition] = self.counts.get(condition, 0) + 1
         if condition not in self.telling.done:
+            if self.membership.calls:  # fused, out of sight
+                self.telling.served()
             weights = None if self.bound is None else self.bound.tensors()
             self.telling.hear(condition, x, weights or ())
 

@@ -181,10 +181,10 @@ def _about(condition: str, decision: Decision, x: Tensor) -> tuple[str, str] | N
         rows = x.numel() // block.in_features
         if not rows or any(first <= rows <= last for first, last, _ in decision.by_rows):
             return None  # nothing to do, or measured and not faster
+        welded = [r[:2] for r in (*decision.by_rows, *decision.in_group) if r[2] is not None]
         ranges = ", ".join(
             str(first) if first == last else f"{first} to {last}"
-            for first, last, choice in decision.by_rows
-            if choice is not None
+            for first, last in dict.fromkeys(sorted(welded))
         )
         return f"its input has {rows} rows, and the plan covers {ranges}", _PLAN_TOO
     if condition == "another shape":
