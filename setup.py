@@ -2,7 +2,7 @@
 
 In: `csrc/`, a C++ compiler and an importable torch. Out: the extension module and, beside it,
 `_build_info.json`, which says what was built, with what and for which torch, or why nothing was.
-`torchweld.machine.hardware` reads that file before anything tries to load the extension.
+`torchweld.machine.kernel_build` reads that file before anything tries to load the extension.
 
 The kernels know nothing of torch and are compiled once per instruction set. Objects are kept in
 `build/` by torch version and compiler; one is compiled again only when its command or a file it

@@ -259,13 +259,8 @@ def judged(
 def train(model: nn.Module, inputs: Any) -> list[str]:
     """Gradients welded and not, dropout off: what is wrong with them."""
     from torchweld.core.inputs import as_workloads
-    from torchweld.numerics.model_check import (
-        compare_results,
-        depth_of,
-        put_back,
-        results,
-        truth_of,
-    )
+    from torchweld.core.model_state import put_back
+    from torchweld.numerics.model_check import compare_results, depth_of, results, truth_of
 
     workload = as_workloads(inputs)[0]
     for module in model.modules():

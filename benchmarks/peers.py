@@ -36,7 +36,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torchweld.bench.participants import absent
 from torchweld.bench.stage_timing import MIN_ROUNDS
 from torchweld.bench.worker_processes import AVX2_ENVIRONMENT, Stage, WorkerError
-from torchweld.machine.hardware import fingerprint, hardware
+from torchweld.machine.fingerprint import key_here
+from torchweld.machine.hardware import hardware
 
 WIDTH = 100
 PACKAGES = ("torch", "torchweld", "onnxruntime", "onnx", "openvino")
@@ -70,7 +71,7 @@ def record(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         "kind": "torchweld.peers",
         "version": 1,
         "hardware": {**asdict(hardware()), "threads": threads},
-        "fingerprint": fingerprint(),
+        "fingerprint": key_here(),
         "versions": {package: version_of(package) for package in PACKAGES},
         "isa": options.isa or "the best",
         "seconds": options.seconds,

@@ -20,7 +20,6 @@ MOST_MEMORY = 2.0
 CODE = """
 import json, sys, time
 import torch, torchweld as tw, transformers
-from torchweld.report.plan_text import sentence
 from torchweld.models.targets import resolve
 
 def memory(what):
@@ -43,7 +42,7 @@ if what == "find":
     said = f"{len(found)} blocks, {len(found.refused)} refused"
 else:
     made = tw.plan(chosen.model, given, remember=False, packing=what == "plan")
-    said = sentence(made)
+    said = made.sentence()
 seconds = time.perf_counter() - begun_s
 more = memory("VmHWM") - built
 print(json.dumps(dict(seconds=seconds, size=size, more=more, said=said)))

@@ -27,7 +27,7 @@ from torchweld.timing.statistics import median_interval
 
 OURS = """
 import json, resource, sys, time
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 start = time.perf_counter()
 device = read_trace(sys.argv[1]).device
 seconds = time.perf_counter() - start

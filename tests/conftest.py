@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.made_profiles import make_peaks
 
 from torchweld import ops
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
 from torchweld.profiles.recording import live_profile, profile_building
 from torchweld.profiles.recording.core_waiting import CoreWaiting
 
@@ -69,7 +69,7 @@ def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None, calm_profi
     """
     monkeypatch.setattr(live_profile, "MOST_STEPS", 5)
     made = make_peaks(gflops=1000.0, gbps=2.0, threads=1)
-    monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
+    monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-// Activations on registers: each row of activations.inc as a function, and the parts that are longer than a line.
+// Activations on registers: each row of activations.inc as a function, and the parts that are
+// longer than a line.
 #pragma once
 #include <type_traits>
 
@@ -44,11 +45,89 @@ TW_INLINE V softplus_v(V x, C beta, C threshold) {
   return z > threshold ? x : soft;
 }
 
+// ---- derivatives ----
+
+// 1 / (1 + e^-x) and its distance to 1, both to the last digits: e^-|x| does not overflow, and
+// nothing cancels.
+template <class V>
+struct Logistic {
+  V value, rest;
+};
+template <class V>
+TW_INLINE Logistic<V> logistic_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const V e = exp_v(x < C(0) ? x : -x), larger = C(1) / (e + C(1)), smaller = e * larger;
+  return {x < C(0) ? smaller : larger, x < C(0) ? larger : smaller};
+}
+// sigmoid'(x); tanh'(x) is 4 sigmoid'(2x)
+template <class V>
+TW_INLINE V logistic_slope_v(V x) {
+  const Logistic<V> s = logistic_v(x);
+  return s.value * s.rest;
+}
+template <class V>
+TW_INLINE V silu_derivative_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const Logistic<V> s = logistic_v(x);
+  return s.value * (C(1) + x * s.rest);
+}
+template <class V>
+TW_INLINE V quick_gelu_derivative_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const Logistic<V> s = logistic_v(x * C(1.702));
+  return s.value + x * C(1.702) * (s.value * s.rest);
+}
+template <class V>
+TW_INLINE V normal_pdf_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  return exp_v(x * x * C(-0.5)) * C(0.39894228040143267794);
+}
+// With s = sigmoid(2u), as above: s + x s (1 - s) 2u'. As in eager, NaN where x^2 overflows.
+template <class V>
+TW_INLINE V gelu_tanh_derivative_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const V x2 = x * x;
+  const Logistic<V> s = logistic_v((x + C(0.044715) * (x2 * x)) * C(1.5957691216057307117));
+  const V slope = (C(1) + C(0.134145) * x2) * C(1.5957691216057307117);
+  return s.value + x * (s.value * s.rest) * slope;
+}
+// With t = tanh(log1p(e^x)) = n / (n + 2): t + x sigmoid(x) (1 - t^2), whose second term is
+// 4 x e^x (1 + e^x) / (n + 2)^2. From x = 30 on it is too small to change t = 1.
+template <class V>
+TW_INLINE V mish_derivative_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const V e = exp_v(x > C(30) ? V{} + C(30) : x), n = e * (e + C(2)), r = C(1) / (n + C(2));
+  const V slope = (e * r) * ((e + C(1)) * r) * C(4);
+  return n * r + x * (x > C(30) ? V{} : slope);
+}
+template <class V>
+TW_INLINE V hardswish_derivative_v(V x) {
+  using C = std::decay_t<decltype(x[0])>;
+  const V inner = x / C(3) + C(0.5), upper = x >= C(3) ? V{} + C(1) : inner;
+  return x <= C(-3) ? V{} : upper;
+}
+template <class V, class C>
+TW_INLINE V softplus_derivative_v(V x, C beta, C threshold) {
+  const V z = x * beta;
+  return z > threshold ? V{} + C(1) : logistic_v(z).value;
+}
+
 template <Act act, class V, class C>
 TW_INLINE V activate(V x, [[maybe_unused]] C p0, [[maybe_unused]] C p1) {
-  [[maybe_unused]] const V zero{};
-#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
+  [[maybe_unused]] const V zero{}, one = zero + C(1);
+#define ACTIVATION(name, count, d0, d1, kernel, derivative, aten, gradient) \
   if constexpr (act == Act::name) return kernel;
+#include "activations.inc"
+#undef ACTIVATION
+}
+
+// d act(x) / dx
+template <Act act, class V, class C>
+TW_INLINE V activation_derivative([[maybe_unused]] V x, [[maybe_unused]] C p0,
+                                  [[maybe_unused]] C p1) {
+  [[maybe_unused]] const V zero{}, one = zero + C(1);
+#define ACTIVATION(name, count, d0, d1, kernel, derivative, aten, gradient) \
+  if constexpr (act == Act::name) return derivative;
 #include "activations.inc"
 #undef ACTIVATION
 }

@@ -1,7 +1,9 @@
-// The forward of a chain or a group in one call: what each phase computes. partition.h says how it is cut.
+// The forward of a chain or a group in one call: what each phase computes. partition.h says how it
+// is cut.
 //
-// A chain is a sequence of stages with one layer each; a group is one stage of several layers that read the same
-// input. A stage is a phase; so is copying the input, where it cannot be used where it lies.
+// A chain is a sequence of stages with one layer each; a group is one stage of several layers that
+// read the same input. A stage is a phase; so is copying the input, where it cannot be used where
+// it lies.
 #pragma once
 #include <algorithm>
 
@@ -29,8 +31,8 @@ class ForwardPass {
       weights += elements_of(l);
       if (!group && i + 1 < call.count) hidden_ld_ = std::max(hidden_ld_, padded_ld<C>(l.N));
     }
-    // x is used where it lies if it is in the compute type, its rows do not fall into one cache set, and no kernel
-    // will read beyond its end.
+    // x is used where it lies if it is in the compute type, its rows do not fall into one cache
+    // set, and no kernel will read beyond its end.
     const bool aliased = call.ldx * sizeof(C) % 2048 == 0 && call.M > 4;
     in_place_ = sizeof(T) == sizeof(C) && !aliased && K_ % kLanes<C> == 0;
     const int64_t row_bytes = int64_t(sizeof(C)) * (padded_ld<C>(K_) + 2 * hidden_ld_);
@@ -119,7 +121,8 @@ class ForwardPass {
     return {b.x, padded_ld<C>(K_)};
   }
 
-  // These panels of a stage, counted through all of its layers, for rows of the block that begins at block_begin.
+  // These panels of a stage, counted through all of its layers, for rows of the block that begins
+  // at block_begin.
   void compute_stage(int s, Range rows, Range panels, int64_t block_begin,
                      const BlockBuffers& b) const {
     const StageInput in = input_of(s, block_begin, b);

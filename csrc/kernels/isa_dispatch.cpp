@@ -1,5 +1,6 @@
-// Which instruction set runs: the best that was built and the CPU has, or the one TORCHWELD_ISA names.
-// Built once, without special flags; TORCHWELD_HAVE_<isa> says which kernels were linked in.
+// Chooses the instruction set: the best one that was built and that the CPU has, or the one that
+// TORCHWELD_ISA names. Compiled once, without special flags. TORCHWELD_HAVE_<isa> says which
+// kernels were linked in.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -28,7 +29,7 @@ const Kernels* torchweld_kernels_baseline();
 namespace {
 
 #if defined(__x86_64__)
-// clang 14 does not know it by name.
+// clang 14 does not know f16c by name.
 bool cpu_has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -65,7 +66,8 @@ const Candidate candidates[] = {
 #else
     {"avx2", nullptr},
 #endif
-#ifdef TORCHWELD_HAVE_avx2wide  // for tests; behind avx2, so that it runs only where it is named
+// For tests. It comes after avx2, so that it runs only if TORCHWELD_ISA names it.
+#ifdef TORCHWELD_HAVE_avx2wide
     {"avx2wide", torchweld_kernels_avx2wide},
 #endif
 #ifdef TORCHWELD_HAVE_neon
@@ -96,7 +98,7 @@ const Kernels* pick(const char* wanted) {
                            ". Unset it to let torchweld choose.");
 }
 
-// 0 where the system does not say; glibc reads it from the CPU.
+// glibc reads the size from the CPU; where it does not know, sysconf returns 0 or -1.
 int64_t cache_bytes(int name, int64_t otherwise) {
   const long bytes = sysconf(name);
   return bytes > 0 ? bytes : otherwise;

@@ -1,9 +1,9 @@
 // What the torch-free kernels offer, one table of functions per instruction set.
 //
 // A *layer* computes  y[m, n] = act( sum_k x[m, k] * w[n, k] + bias[n] ), or, gated,
-//                     y[m, n] = act( gate[m, n] ) * up[m, n]   with one product each for gate and up.
-// A *chain* feeds each layer the one before; a *group* feeds all of them the same input.
-// M rows, K in, N out, everywhere. All strides count elements.
+//                     y[m, n] = act( gate[m, n] ) * up[m, n],  a product each for gate and up.
+// In a *chain* each layer reads the output of the one before; in a *group* all layers read the same
+// input. M is rows, K is features in, N is features out, everywhere. All strides count elements.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ enum class Act : int {
 #undef ACTIVATION
 };
 
-// A matrix [N, K] and its bias [N] (null: none), wherever they lie.
+// A matrix [N, K] and its bias [N], or null without one. Any strides are allowed.
 struct Product {
   const void* weight = nullptr;
   int64_t stride_n = 0, stride_k = 0;
@@ -29,7 +29,7 @@ struct Product {
 };
 
 struct Layer {
-  int64_t K = 0, N = 0;  // N counts what comes out: a gated layer has 2 N products
+  int64_t K = 0, N = 0;  // N counts outputs: a gated layer computes 2 N products
   Act act = Act::identity;
   double p0 = 0, p1 = 0;  // the activation's parameters
   bool gated = false;
@@ -45,7 +45,7 @@ struct Call {
   const void* x = nullptr;  // [M, K], unit stride in K
   int64_t M = 0, ldx = 0;
   void* const* y = nullptr;  // one output for a chain, `count` for a group; contiguous
-  int threads = 1;           // the most to use; fewer if the work is small or OpenMP grants fewer
+  int threads = 1;           // at most; small work uses one, and OpenMP may grant fewer
 };
 
 // How a call was carried out, for tests and reports.
@@ -63,7 +63,8 @@ struct Kernels {
   int lanes_f32;
   void (*run_chain)(const Call&, Run&);
   void (*run_group)(const Call&, Run&);
-  // Packed form of one layer: panels of weights, then the bias in the compute type, padded to panels.
+  // Packed form of one layer: panels of weights, then the bias in the compute type, padded to
+  // panels.
   size_t (*packed_bytes)(const Layer&, DType);
   void (*pack)(const Layer&, DType, void* out);
   double (*probe_fma)(DType, int threads, double seconds);
@@ -71,19 +72,20 @@ struct Kernels {
   double (*probe_read)(size_t bytes, int threads, double seconds);
 };
 
-// isa_dispatch.cpp: the table in use (best the CPU supports, or TORCHWELD_ISA), and what there is.
+// isa_dispatch.cpp: the table in use (the best that the CPU supports, or TORCHWELD_ISA's), and all
+// that were built.
 struct IsaState {
   const char* name;
   bool built, supported;
 };
 const Kernels& kernels();  // throws std::runtime_error for an impossible TORCHWELD_ISA
-int isa_states(IsaState* out, int most);  // fills out, returns how many
+int isa_states(IsaState* out, int most);  // fills `out` and returns how many there are
 void choose_isa(const char* name);        // for tests; same errors
 int64_t l2_bytes();                       // of one core
-bool in_forked_child();  // OpenMP's pool does not survive fork: run on one thread there
+bool in_forked_child();  // OpenMP's pool does not survive a fork: use one thread there
 
-// scratch.cpp: the most that a thread may allocate at once for its work. Tests limit it, to see what happens when
-// memory runs out.
+// scratch.cpp: the most that a thread may allocate at once for its work. Tests limit it, to see
+// what happens when memory runs out.
 size_t scratch_limit();
 void limit_scratch(size_t bytes);
 

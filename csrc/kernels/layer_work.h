@@ -10,9 +10,10 @@
 
 namespace {
 
-// Natural weights: dots up to here, panels made on the way beyond.
+// Natural weights: up to so many rows, dot products; beyond, panels are made during the call.
 constexpr int64_t kMaxDotRows = 16;
-constexpr size_t kScratchBytes = 256 << 10;  // sums of one thread while K is worked off in blocks
+// For the sums of one thread, kept while it goes through K block by block.
+constexpr size_t kScratchBytes = 256 << 10;
 
 enum class Source { packed, dots, panels_in_place, repacked };
 
@@ -24,7 +25,7 @@ Source source_of(const Layer& layer, int64_t M) {
       return p.stride_k == 1 && (p.stride_n >= layer.K || layer.N == 1);
     };
     if (rows_of_k(layer.up) && (!layer.gated || rows_of_k(layer.gate))) return Source::dots;
-    const bool paired = std::is_same_v<T, bf16>;  // its panels have an order of their own
+    const bool paired = std::is_same_v<T, bf16>;  // bf16 panels have their own order, see load_pair
     if (!paired && !layer.gated && layer.up.stride_n == 1) return Source::panels_in_place;
   }
   return Source::repacked;
@@ -85,14 +86,15 @@ struct LayerWork {
     }
   };
 
-  // Up to 128 rows of A in half of L2, in whole running sums.
+  // How many steps of K of up to 128 rows of A fit into half of L2, in whole running sums.
   static int64_t block_of_K(int64_t M) {
     const int64_t fits =
         torchweld::l2_bytes() / 2 / (std::min<int64_t>(M, 128) * int64_t(sizeof(C)));
     return std::clamp<int64_t>(fits / kRunningSum, 1, 3) * kRunningSum;
   }
 
-  // Panels in groups that one tile kernel takes at once: 4, 2 or 1, as long as there are so many.
+  // Calls body(first, count) for groups of panels that one tile takes at once: at_once of them,
+  // and fewer at the end.
   template <class F>
   static void for_groups(Range panels, int at_once, F&& body) {
     for (int64_t p = panels.begin; p < panels.end;) {
@@ -103,10 +105,10 @@ struct LayerWork {
     }
   }
 
-  // Few rows of packed weights are bound by memory, and a core reads two streams faster than one (43 against
-  // 31 GB/s on two threads of Zen 3). So two panels are worked off together, kRunningSum steps of the one, then
-  // of the other, while what comes next of both is fetched, a line of each in turn: 5 to 16 % faster at 4 to
-  // 8 rows, 7 at 16 rows of 3072 -> 768. Where the weights are in L3 it costs 2 to 10 %.
+  // With few rows, packed weights are bound by memory, and a core reads two streams faster than one
+  // (43 against 31 GB/s on two threads of Zen 3). So two panels take turns, kRunningSum steps each,
+  // while the next steps of both are prefetched, a line of each in turn. That is 5 to 16 % faster
+  // at 4 to 8 rows, and 7 % at 16 rows of 3072 -> 768. It costs 2 to 10 % if the weights are in L3.
   static constexpr bool kStepIsLine = P * sizeof(T) == 64;
   bool in_pairs(const Tiling& tiles) const {
     return kStepIsLine && kSteps > 1 && source == Source::packed && tiles.count <= 3 &&
@@ -119,8 +121,9 @@ struct LayerWork {
     const Tiling tiles(rows, kMaxRows);
     const int at_once = panels_at_once(int(tiles.tallest()));
     const bool pairs = in_pairs(tiles);
-    // While K is worked off block by block, the sums of `chunk` panels are kept, each group's by itself
-    // and close together: rows 4 KB apart would evict each other from L1 (51 against 98 GFLOP/s).
+    // K is split into blocks, and the sums of `chunk` panels are kept from block to block. The sums
+    // of each group lie close together: rows 4 KB apart would evict each other from L1 (51 against
+    // 98 GFLOP/s).
     const int64_t block_K = std::min(K, pairs ? kRunningSum : tiles.count == 1 ? K : block_of_K(M));
     const int64_t chunk =
         pairs ? 2
@@ -158,16 +161,16 @@ struct LayerWork {
     }
   }
 
-  // Packed panels come from L3 or memory. With several tiles, the first four fetch the next group's
-  // panels while they work on these (AVX2, 64 rows of 768 -> 3072 on Zen 4: 166 -> 203 GFLOP/s), a quarter
-  // each; of three tiles the first fetches half, of two each does. Whole lines at whole steps: at 12 and 16
-  // rows 5 to 13 % faster than equal parts, which asked for most lines several times (Zen 3). A single
-  // tile of four rows or more reads 4 KB ahead of itself (3 %); below, the hardware does better alone.
-  // Returns how many lines a turn asks for.
+  // Prefetches packed panels, which come from L3 or memory. With several tiles, the first four
+  // prefetch a quarter of the next group's panels each (AVX2, 64 rows of 768 -> 3072 on Zen 4: 166
+  // -> 203 GFLOP/s). Of three tiles the first prefetches half, of two each does. Each step asks for
+  // whole lines: at 12 and 16 rows that is 5 to 13 % faster than equal parts, which asked for most
+  // lines several times (Zen 3). A single tile of four rows or more reads 4 KB ahead of itself (3
+  // %); with fewer rows the hardware alone does better. Returns how many lines a turn asks for.
   static int look_ahead(PanelJob<T>& job, int np, int64_t index, const Tiling& tiles) {
     const int64_t quarters = tiles.count >= 4 ? 1 : tiles.count == 3 ? (index == 0 ? 2 : 1) : 2;
     const int64_t done = tiles.count == 3 && index > 0 ? index + 1 : index * quarters;
-    int64_t turn = 0;  // elements that a turn moves on
+    int64_t turn = 0;  // elements per turn of the loop
     job.ahead = 0;
     if (tiles.count == 1 && tiles.least >= 4) {
       job.ahead = 4096 / int64_t(sizeof(T));
@@ -182,13 +185,14 @@ struct LayerWork {
     return asked;
   }
 
-  // The same for a block of a pair's panel `side`: the first two tiles of each share what comes next of both.
+  // The same where two panels take turns, for the panel `side`: the first two tiles of each panel
+  // share the prefetching of what comes next of both.
   int look_ahead_in_pair(PanelJob<T>& job, int64_t side, int64_t k, int64_t index,
                          int64_t tiles) const {
     const int64_t asking = std::min<int64_t>(tiles, 2);
     job.ahead = job.apart = job.ahead_step = 0;
     if (index >= asking) return 0;
-    const int64_t pair = -side * job.next_panel - k * P;  // its beginning, seen from B
+    const int64_t pair = -side * job.next_panel - k * P;  // where the pair begins, relative to B
     const int64_t next = k + job.K < layer.K ? pair + (k + job.K) * P : pair + 2 * job.next_panel;
     job.ahead = next + (side * asking + index) * (job.K / (2 * asking)) * P;
     job.apart = job.next_panel;
@@ -196,7 +200,7 @@ struct LayerWork {
     return asking == 1 ? kSteps : 2;
   }
 
-  // `np` panels from p, steps k to k_stop of K.
+  // Where the weights of `np` panels from p lie, for steps k to k_stop of K.
   PanelJob<T> block_of(int64_t p, int np, int64_t k, int64_t k_stop) const {
     PanelJob<T> job{};
     job.K = k_stop - k;
@@ -219,9 +223,10 @@ struct LayerWork {
     return job;
   }
 
-  // As many panels at a time as sums fit: those in equal parts, of which every tile takes one output each. So
-  // the weights are read in a few long streams. Against neighbouring outputs, streams of one row each, from
-  // memory: 1.1 to 1.3 times as fast at one row, 1.4 to 1.6 at 2 to 16 (Zen 3).
+  // Takes as many panels at a time as there is room for sums. They are split into equal parts, and
+  // every tile takes one output from each part, so the weights are read in a few long streams.
+  // Tiles of neighbouring outputs would read streams of one row each: from memory, long ones are
+  // 1.1 to 1.3 times as fast at one row, and 1.4 to 1.6 times at 2 to 16 rows (Zen 3).
   void run_dots(Range rows, Range panels) const {
     const Finish<C, D> f = finish_for<C, D>(layer);
     const Tiling tiles(rows, TileTable<T>::kDotRows);
@@ -242,8 +247,8 @@ struct LayerWork {
     }
   }
 
-  // The outputs that one register of each of these panels holds: of one panel, which may end before its end,
-  // or of a multiple of at_once.
+  // The outputs that register `half` of each of these panels holds. `panels` is a single panel,
+  // which may be cut off by N, or a multiple of at_once.
   void dots_of_half(const Tiling& tiles, Range panels, int half, int at_once, C* sums,
                     int64_t ldo) const {
     const Column first = column_of<C>(layer, panels.begin, half);
@@ -252,7 +257,8 @@ struct LayerWork {
     const T* end = w + (layer.N - 1) * ldw + layer.K;
     w += first.n0 * ldw;
     sums += half * L;
-    // `count` outputs from this lane of this panel, so many outputs apart, which lie so far apart in sums.
+    // `count` outputs from this lane of this panel on: `apart` outputs apart in the weights, `next`
+    // elements in sums.
     const auto dots = [&](int64_t panel, int64_t lane, int count, int64_t apart, int64_t next) {
       tiles.each([&](Range tile, int64_t) {
         C* out = sums + (tile.begin - tiles.rows.begin) * ldo + panel * P + lane;

@@ -1,13 +1,14 @@
-// What this machine can do at most: multiply-adds a second by element type, bytes read a second by
-// working-set size. Kernels are judged against these figures, so they are taken with the same
-// vectors, the same widening loads and the same thread team as the kernels use.
+// Peak rates of this machine: multiply-adds per second by element type, and bytes read per second
+// by working-set size. Kernels are judged against these figures, so the probes use the same
+// vectors, the same widening loads and the same thread team as the kernels.
 //
 // probe_fma        acc[r][v] = acc[r][v] * c + w[v], w loaded and widened from a buffer that is in
 //                  L1; one widened vector serves kProbeRows sums, as in a register tile over rows.
-// probe_native     the same multiply-adds by the CPU's own instruction for 16-bit elements, which widens
-//                  inside. Our kernels do not use it but other libraries do, whatever TORCHWELD_ISA says.
-// probe_read_gbps  sum of a buffer of `bytes`, every thread its own slice, again and again.
-// All return the best of many short rounds: noise only ever takes away.
+// probe_native     the same multiply-adds by the CPU's own instruction for 16-bit elements, which
+//                  widens inside. Our kernels do not use it. Other libraries do, whatever
+//                  TORCHWELD_ISA says.
+// probe_read_gbps  the sum of a buffer of `bytes`, repeatedly; each thread sums its own slice.
+// All return the best of many short rounds, since noise only makes a round slower.
 #pragma once
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -21,7 +22,7 @@
 #include "team.h"
 #include "vectors.h"
 
-// GCC 10 and clang 9 are the first to have it.
+// GCC 10 and clang 9 are the first to have this header.
 #if defined(__x86_64__) && defined(__has_include)
 #if __has_include(<avx512bf16intrin.h>)
 #include <immintrin.h>
@@ -34,9 +35,8 @@ namespace {
 using torchweld::Team;
 
 constexpr int kProbeVecs = 2;
-// A multiply-add takes 4 cycles and two to four start in each: 8 to 16 must be under way at once.
-// With 16 registers 12 accumulators, 2 loaded vectors and the factor are all that fits; 32 hold
-// twice that.
+// A multiply-add takes 4 cycles, and two to four start per cycle, so 8 to 16 must be in flight. 16
+// registers hold 12 accumulators, 2 loaded vectors and the factor; 32 registers hold twice that.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kProbeRows = 12;
 #else
@@ -47,7 +47,7 @@ constexpr int kProbeReadVecs = 8;       // independent sums, to hide the latency
 constexpr double kRoundSeconds = 1e-3;  // far above a team's start (about 1 us), below a time slice
 constexpr int kMinRounds = 5;
 
-// A result the compiler has to believe is used.
+// Makes the compiler believe that a result is used.
 template <class C>
 TW_INLINE void sink(Vec<C> value) {
   asm volatile("" : : "m"(value) : "memory");
@@ -59,7 +59,7 @@ double seconds_now() {
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
-// Seconds that `work` takes this thread alone, the least of three: what else runs only adds.
+// Seconds that `work` takes on this thread alone: the least of three, since other load only adds.
 template <class Work>
 double least_seconds(const Work& work) {
   double least = 0;
@@ -72,9 +72,9 @@ double least_seconds(const Work& work) {
   return least;
 }
 
-// Units a second. `work(thread, team, passes)` is done by every thread; `units(team)` is what the
-// whole team gets through in one pass. How many passes make a round is found without a team: on a
-// busy machine the start of one can take longer than a whole round.
+// Units per second. Every thread runs `work(thread, team, passes)`; `units(team)` is what the whole
+// team does in one pass. The number of passes per round is found without a team, whose start can
+// take longer than a round on a busy machine.
 template <class Work, class Units>
 double best_rate(int threads, double seconds, const Work& work, const Units& units) {
   int64_t passes = 1;
@@ -101,7 +101,7 @@ void multiply_add(const T* weights, int64_t passes) {
       acc[r][v] = splat<C>(C(r + v));
   }
   Vec<C> factor = splat<C>(C(0.5));
-  // Neither is a constant to the compiler from here on, or it would simplify the products away.
+  // Hides both values from the compiler, which would otherwise simplify the products away.
   asm volatile("" : "+m"(factor), "+r"(weights));
   for (int64_t pass = 0; pass < passes; ++pass) {
     for (int k = 0; k < kProbeSteps; ++k) {
@@ -154,7 +154,7 @@ bool cpu_has_bf16_dots() {
 }
 
 // acc[r][v] += a pair of products per lane. Compiled for this instruction whatever the file is
-// compiled for, and called only where the CPU has it.
+// compiled for, and called only if the CPU has it.
 __attribute__((target("avx512f,avx512bf16"))) void multiply_add_pairs(const bf16* weights,
                                                                       int64_t passes) {
   __m512 acc[kNativeRows][kProbeVecs];
@@ -185,8 +185,8 @@ __attribute__((target("avx512f,avx512bf16"))) void multiply_add_pairs(const bf16
 }
 #endif
 
-// GFLOP/s by the CPU's own multiply-add of this type; 0 where it has none, or the compiler does not
-// know it.
+// GFLOP/s by the CPU's own multiply-add of this type; 0 if the CPU has none, or the compiler does
+// not know it.
 double probe_native(torchweld::DType dtype, int threads, double seconds) {
 #if defined(TW_AVX512_BF16)
   if (dtype == torchweld::DType::bf16 && cpu_has_bf16_dots()) {
@@ -201,8 +201,8 @@ double probe_native(torchweld::DType dtype, int threads, double seconds) {
   return 0;
 }
 
-// Memory for a working set, in huge pages where it is large and the system has them: with small ones the page
-// tables are read as well.
+// Memory for a working set, in huge pages if it is large and the system has them. With small pages
+// the probe would also measure reading the page tables.
 struct ProbeMemory {
   static constexpr size_t kHuge = 2 << 20;
   const std::align_val_t alignment;
@@ -217,8 +217,8 @@ struct ProbeMemory {
   ~ProbeMemory() { ::operator delete(data, alignment); }
 };
 
-// GB/s over a working set of `bytes`, in whole blocks. Each thread reads from four places at once: one stream
-// does not keep the memory busy (38 GB/s against 45 on Zen 3, two threads).
+// GB/s over a working set of `bytes`, in whole blocks. Each thread reads four streams at once; one
+// does not keep the memory busy (38 against 45 GB/s on Zen 3, two threads).
 double probe_read_gbps(size_t bytes, int threads, double seconds) {
   constexpr int kStreams = 4, kVecs = kProbeReadVecs / kStreams, L = kLanes<float>;
   constexpr int64_t kBlock = int64_t(kProbeReadVecs) * L;
@@ -230,7 +230,7 @@ double probe_read_gbps(size_t bytes, int threads, double seconds) {
   float* data = memory.data;
   const auto start_of = [&](int thread, int team) { return blocks * thread / team * kBlock; };
 
-  // Written by the thread that will read it, so that its pages lie in that thread's memory.
+  // Each slice is written by the thread that will read it, so that its pages are near that thread.
   on_team(threads, [&](const Team& team) {
     const int64_t stop = start_of(team.thread + 1, team.size);
     for (int64_t i = start_of(team.thread, team.size); i < stop; ++i) data[i] = 1.0f;

@@ -1,18 +1,19 @@
-// The two micro-kernels. Both write a small tile of sums in the compute type; bias and activation come
-// after, on the tile, while it is in L1.
+// The two micro-kernels. Both write a small tile of sums in the compute type. Bias and activation
+// are applied afterwards, while the tile is in L1.
 //
-// A *panel* is kPanel<C> = 2 registers' worth of neighbouring outputs, stored [K][kPanel] (bf16 with the
-// two taking turns, see load_pair). A gated layer has one register of gate and one of up in each panel,
-// so that both halves of a product meet.
+// A *panel* is kPanel<C> neighbouring outputs, which fill 2 registers, stored [K][kPanel] (bf16
+// interleaves the two, see load_pair). A gated layer's panel has one register of gate and one of
+// up, so that both meet in one tile.
 //
-//   panel_tile  MR rows x NP panels, k outermost: one broadcast of x, NP * 2 loads of weights, MR * NP * 2
-//               FMAs a step. Sums run over kRunningSum steps, and those are added up in order, whatever
-//               MR, NP and the blocking of K are: a row's result is the same bits in every call.
-//   dot_tile    MR rows x NC outputs, some way apart, straight from [N, K] weights: a register of partial
-//               sums per output, added up at the end.
+//   panel_tile  MR rows x NP panels, k outermost. A step has MR broadcasts of x, NP * 2 loads of
+//               weights and MR * NP * 2 FMAs. Sums run over kRunningSum steps, and those are added
+//               up in order, whatever MR, NP and the blocking of K are: a row's result has the same
+//               bits in every call.
+//   dot_tile    MR rows x NC outputs, which may lie far apart, straight from [N, K] weights. Each
+//               sum has one register of partial sums, added up at the end.
 //
-// Accumulators stay in registers only if every loop over them is unrolled, zeroing and storing too
-// (GCC 12: 62 against 136 GFLOP/s on Zen 3).
+// Accumulators stay in registers only if every loop over them is unrolled, also those that zero and
+// store them (GCC 12: 62 against 136 GFLOP/s on Zen 3).
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -33,7 +34,8 @@ constexpr int kPanel = 2 * kLanes<C>;
 // The tallest tile: 2 * kMaxRows accumulators leave room for two weights and one broadcast.
 constexpr int kMaxRows = kRegisters == 32 ? 12 : 6;
 
-// Few rows need several panels at once, or the FMA's latency of 4 cycles shows: 8 sums in flight at least.
+// Few rows need several panels at once: hiding the FMA's latency of 4 cycles takes at least 8 sums
+// in flight.
 constexpr int panels_at_once(int rows) {
   return kRegisters == 32 ? (rows <= 3   ? 4
                              : rows <= 6 ? 2
@@ -43,8 +45,8 @@ constexpr int panels_at_once(int rows) {
                                          : 1);
 }
 
-// One running sum over all of K = 3072 has three times the rounding error of MKL's blocked ones; summed
-// in parts of 256 it is on a par, for 1 % of the time.
+// A single running sum over K = 3072 has three times the rounding error of MKL's blocked sums.
+// Parts of 256 are on a par with MKL, and cost 1 % of the time.
 constexpr int64_t kRunningSum = 256;
 
 template <class T>
@@ -52,24 +54,25 @@ struct PanelJob {
   using C = compute_t<T>;
   const C* A;  // [rows, K]
   int64_t lda;
-  const T* B;  // [K][kPanel], rows ldb apart; the next panel next_panel on
+  const T* B;  // [K][kPanel], rows ldb apart, panels next_panel apart
   int64_t ldb, next_panel;
   int64_t K;
   C* out;  // [rows, panels * kPanel]
   int64_t ldo;
   bool accumulate;  // add to what is there
-  // What to have brought near meanwhile: lines `ahead` of B, `apart` from there, then both ahead_step on. A turn
-  // of the loop asks for 0, 1, 2 or kSteps, as the tile was picked.
+  // What to prefetch meanwhile: a line `ahead` of B, the line `apart` from that one, then both
+  // ahead_step further. A turn of the loop asks for 1, 2 or kSteps lines, depending on the tile.
   int64_t ahead, apart, ahead_step;
 };
 
-// One pointer for every row where the general registers hold that many, else for three rows.
+// Rows that share one pointer: with tall tiles the general registers do not hold one per row.
 constexpr int kRowsPerPointer = kRegisters == 32 ? 3 : 1;
 
-// Steps of K that a turn of the loop takes. A core whose sibling is busy has half of its front end, three
-// operations a cycle, and a step of 12 FMAs has 8 loads beside them: what else a step costs shows then. Four
-// steps a turn instead of one, on Zen 3: as fast on a free core, 70 -> 87 GFLOP/s on a shared one. 8 are
-// slower, 2 gain half. With 32 registers it has not been tried.
+// Steps of K per turn of the loop. If the core's other hyperthread is busy, half of the front end
+// is left, three operations per cycle. A step has 12 FMAs and 8 loads, so each further operation
+// shows. Four steps per turn instead of one are as fast on a free core of Zen 3, and reach 87
+// instead of 70 GFLOP/s on a shared one. Eight are slower, two gain half. Not tried with 32
+// registers.
 constexpr int kSteps = kRegisters == 32 ? 1 : 4;
 
 template <int NP, class T>
@@ -98,7 +101,7 @@ TW_INLINE void panel_step(Vec<C> (&sum)[MR][2 * NP], const C* const* a, int64_t 
   }
 }
 
-// kAsked: lines that are brought near in a turn, 1 or an even number.
+// kAsked: lines to prefetch per turn, 1 or an even number.
 template <int MR, int NP, int kAsked, class T>
 __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   using C = compute_t<T>;
@@ -126,7 +129,8 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
         }
         panel_step<MR, NP>(sum, a, lda, u, B, next_panel);
         B += ldb;
-        asm volatile("" ::: "memory");  // or GCC loads the weights of all steps first, and spills
+        // Without it GCC loads the weights of all steps first, and spills.
+        asm volatile("" ::: "memory");
       }
       TW_UNROLL for (int b = 0; b < kPointers; ++b) { a[b] += kSteps; }
     }
@@ -143,9 +147,9 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
   }
 }
 
-// Outputs are `ldw` apart in W and `next` in out. K counts whole registers but for the last, whose lanes
-// beyond K are dropped from the weights. A must be readable to the end of that register and finite there.
-// Nothing is read from `end` on.
+// Outputs are `ldw` apart in W and `next` apart in out. If K is not a multiple of the register's
+// width, the weights' lanes beyond K are dropped; A must be readable to the end of that register,
+// and finite. W is not read from `end` on.
 template <int MR, int NC, class T>
 __attribute__((noinline)) void dot_tile(const compute_t<T>* A, int64_t lda, const T* W, int64_t ldw,
                                         int64_t K, const T* end, compute_t<T>* out, int64_t ldo,
@@ -188,7 +192,7 @@ struct TileTable {
   using DotTile = void (*)(const C*, int64_t, const T*, int64_t, int64_t, const T*, C*, int64_t,
                            int64_t);
 
-  // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows); `asked`: lines a turn brings near
+  // `at_once` panels: 1, 2 or 4, at most panels_at_once(rows). `asked`: lines to prefetch per turn.
   static PanelTile panel(int rows, int at_once, int asked) {
     constexpr auto heights = std::make_integer_sequence<int, kMaxRows>{};
     return asked <= 1   ? pick<1>(rows, at_once, heights)
@@ -204,9 +208,9 @@ struct TileTable {
     return (at_once == 1 ? one : at_once == 2 ? two : four)[rows - 1];
   }
 
-  // Outputs at once, for weights that are near, in L2, or not. One row of 768 -> 3072 from memory: 8 as neighbours
-  // 28 GB/s, 8 far apart 31, 4 far apart 33, 2 far apart 30; 64 -> 64 -> 64, near: 4 are 12 % slower than 8
-  // (Zen 3; not tried with 32 registers).
+  // Outputs at once; `near` means that the weights are in L2. One row of 768 -> 3072 from memory: 8
+  // neighbours read 28 GB/s, 8 far apart 31, 4 far apart 33, 2 far apart 30. In L2, 64 -> 64 -> 64:
+  // 4 are 12 % slower than 8 (Zen 3; not tried with 32 registers).
   static constexpr int kDotRows = 4;
   static constexpr int kNearDots = 8, kLowDots = kRegisters == 32 ? 8 : 4;
   static constexpr int kTallDots = kRegisters == 32 ? 4 : 3;

@@ -1,15 +1,15 @@
 // How a call is cut between threads. Nothing here knows what is computed.
 //
 //   single   one thread takes everything: a second one would cost more than it saves.
-//   rows     each thread takes its rows through all phases alone, without waiting. For weights that fit into each
-//            core's L2, and enough rows for all.
-//   columns  all threads go through the phases together, waiting for each other in between. A phase is a grid of
-//            rows x columns (a layer's panels), cut into pieces that the threads draw one after the other. Each
-//            weight is read once, by one core.
+//   rows     each thread takes its rows through all phases alone, without waiting. For weights that
+//            fit into each core's L2, and enough rows for all.
+//   columns  all threads go through the phases together, waiting for each other in between. A phase
+//            is a grid of rows x columns (a layer's panels), cut into pieces that the threads draw
+//            one after the other. Each weight is read once, by one core.
 //
-// In each case a block of at most kBlockRows rows goes through all phases before the next begins, so the hidden
-// values of one block exist at a time. No sum is split between threads: the number of threads does not change a
-// bit of the result.
+// In each case a block of at most kBlockRows rows goes through all phases before the next begins,
+// so the hidden values of one block exist at a time. No sum is split between threads: the number of
+// threads does not change a bit of the result.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -23,9 +23,10 @@ namespace {
 using torchweld::Team;
 
 constexpr int64_t kBlockRows = 192;
-// A piece takes at least this long, and there are at most so many per thread. On a machine whose cores are not
-// equally free, pieces are 1 to 8 % faster than equal shares at 64 to 512 rows, on a quiet one as fast (Zen 3,
-// 2 threads); 4 or 16 pieces gained less. Pieces of 20 us cost 3 to 6 % at 8 and 16 rows of 768 -> 768.
+// A piece takes at least this long, and there are at most so many per thread. On a machine whose
+// cores are not equally free, pieces are 1 to 8 % faster than equal shares at 64 to 512 rows, on a
+// quiet one as fast (Zen 3, 2 threads); 4 or 16 pieces gained less. Pieces of 20 us cost 3 to 6 %
+// at 8 and 16 rows of 768 -> 768.
 constexpr double kPieceMicros = 60;
 constexpr int64_t kPiecesPerThread = 8;
 // Roughly what one core does in a microsecond, limited by arithmetic or by memory.
@@ -89,8 +90,8 @@ inline double phase_micros(double flops, double bytes) {
 // Where the threads of a team draw the pieces of all phases of a call.
 using Tickets = std::atomic<int64_t>;
 
-// One thread's way through the phases of a call that is cut by columns. All threads of the team run the same
-// phases in the same order; the caller waits between two phases that depend on each other.
+// One thread's way through the phases of a call that is cut by columns. All threads of the team run
+// the same phases in the same order; the caller waits between two phases that depend on each other.
 class PhaseCursor {
  public:
   PhaseCursor(const Team& team, Tickets& tickets) : team_(team), tickets_(tickets) {}
@@ -122,8 +123,8 @@ class PhaseCursor {
     return threads * std::min(each, kPiecesPerThread);  // as many for each, if all are equally fast
   }
 
-  // Threads as a grid of rows x columns: the split with the least work for the busiest thread, and of those the
-  // one that reads weights least often.
+  // Threads as a grid of rows x columns: the split with the least work for the busiest thread, and
+  // of those the one that reads weights least often.
   static int columns_of_grid(int64_t rows, int64_t columns, int threads) {
     int best = 1;
     int64_t least = INT64_MAX;

@@ -37,8 +37,8 @@ class Arena {
 // Input and hidden values of a block of rows; sums of a layer's tiles; panels made during a call.
 thread_local Arena block_arena, sums_arena, panel_arena;
 
-// How far apart the rows of a buffer lie: whole registers, and never a multiple of 2 KB, since rows a multiple of
-// 4 KB apart fall into one set of the L1 cache.
+// How far apart the rows of a buffer lie: whole registers, and never a multiple of 2 KB, since rows
+// a multiple of 4 KB apart fall into one set of the L1 cache.
 template <class C>
 int64_t padded_ld(int64_t columns) {
   const int64_t L = kLanes<C>;

@@ -1,16 +1,23 @@
-// The kernels against a scalar reference in fp64, without torch: for instruction sets and compilers that
-// torch does not run on here (64-byte vectors on AVX2, NEON under emulation) and for AddressSanitizer.
-// Buffers are exactly as large as promised, so that reading past an end is seen.
+// Tests the kernels against a scalar reference in fp64, without torch: for instruction sets and
+// compilers that torch does not run on here (64-byte vectors on AVX2, NEON under emulation), and
+// for AddressSanitizer. Buffers are exactly as large as promised, so that reading past an end is
+// noticed.
+//
+// No kernel uses the derivatives of activations yet, so their vector functions are tested directly,
+// in the width that this file is compiled for.
 //
 //   selftest [cases] [seed]     exit 0 and "N passed, 0 failed", or 1 and what differed
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <vector>
 
+#include "activations.h"
 #include "kernel_api.h"
 
 using namespace torchweld;
@@ -116,7 +123,7 @@ double activation(const Layer& l, double z) {
   std::abort();
 }
 
-// A product of N x K somewhere in memory of its own: rows of K, rows of N, or apart in both directions.
+// A product of N x K in its own memory: contiguous along K, along N, or along neither.
 Product random_product(int64_t N, int64_t K, DType t, bool bias, Buffers& keep) {
   Product p;
   const int64_t gap = pick({0, 0, 3}), form = pick({0, 0, 1, 2});
@@ -141,11 +148,11 @@ Product random_product(int64_t N, int64_t K, DType t, bool bias, Buffers& keep) 
   return p;
 }
 
-struct Dot {
+struct ScalarDot {
   double sum, scale;  // scale: the sum of absolute products
 };
-Dot dot(const Product& p, int64_t n, const std::vector<double>& x, DType t) {
-  Dot d{0, 0};
+ScalarDot dot(const Product& p, int64_t n, const std::vector<double>& x, DType t) {
+  ScalarDot d{0, 0};
   for (size_t k = 0; k < x.size(); ++k) {
     const double term = x[k] * get(p.weight, n * p.stride_n + int64_t(k) * p.stride_k, t);
     d.sum += term;
@@ -161,22 +168,118 @@ Dot dot(const Product& p, int64_t n, const std::vector<double>& x, DType t) {
 
 int failures = 0;
 
+// d act(z) / dz by the textbook, with eager's choice at kinks and NaN where eager's formula gives
+// it. In more than fp64, since 1 - t * t and its like lose digits.
+using Wide = long double;
+const Wide kPi = std::acos(Wide(-1));
+Wide derivative_of(Act act, Wide p0, Wide p1, Wide z) {
+  const auto sigmoid = [](Wide v) { return 1 / (1 + std::exp(-v)); };
+  const Wide root = std::sqrt(2 / kPi);
+  const Wide s = sigmoid(z);
+  switch (act) {
+    case Act::identity:
+      return 1;
+    case Act::relu:
+      return z <= 0 ? 0 : 1;
+    case Act::relu2:
+      return z < 0 ? 0 : 2 * z;
+    case Act::leaky_relu:
+      return z > 0 ? 1 : p0;
+    case Act::silu:
+      return s * (1 + z * (1 - s));
+    case Act::gelu:
+      return 0.5L * (1 + std::erf(z / std::sqrt(Wide(2)))) +
+             z * std::exp(-z * z / 2) / std::sqrt(2 * kPi);
+    case Act::gelu_tanh: {
+      const Wide t = std::tanh(root * (z + 0.044715L * z * z * z));
+      return 0.5L * (1 + t) + 0.5L * z * (1 - t * t) * root * (1 + 3 * 0.044715L * z * z);
+    }
+    case Act::quick_gelu: {
+      const Wide q = sigmoid(1.702L * z);
+      return q + 1.702L * z * q * (1 - q);
+    }
+    case Act::tanh:
+      return 1 - std::tanh(z) * std::tanh(z);
+    case Act::sigmoid:
+      return s * (1 - s);
+    case Act::elu:
+      return z > 0 ? 1 : p0 * std::exp(z);
+    case Act::mish: {
+      const Wide t = std::tanh(std::log1p(std::exp(z)));
+      return t + z * s * (1 - t * t);
+    }
+    case Act::hardswish:
+      return z <= -3 ? 0 : z >= 3 ? 1 : z / 3 + 0.5L;
+    case Act::softplus:
+      return z * p0 > p1 ? 1 : sigmoid(z * p0);
+  }
+  std::abort();
+}
+
+// Points of interest: kinks with their neighbours, special values, and what lies between, densely.
+template <class C>
+std::vector<C> derivative_points() {
+  const C inf = std::numeric_limits<C>::infinity();
+  std::vector<C> points{-inf, inf, std::numeric_limits<C>::quiet_NaN(), C(-1e15), C(1e15), C(-0.0)};
+  for (const C kink : {C(-3), C(0), C(3), C(20), C(30)})
+    for (const C at : {std::nextafter(kink, -inf), kink, std::nextafter(kink, inf)})
+      points.push_back(at);
+  for (int i = -4000; i <= 4000; ++i) points.push_back(C(i * 0.0123));
+  for (int exponent = -40; exponent < 10; ++exponent)
+    for (const C sign : {C(-1), C(1)}) points.push_back(sign * C(std::ldexp(1.37, exponent)));
+  return points;
+}
+
+// Within 2 ulp of 1 or of the value, whichever is larger: a derivative is a sum of terms of about
+// 1. The worst that was seen is 1.6 ulp, of tanh (AVX2).
+template <class C, Act act>
+void check_derivative(const char* name, C p0, C p1) {
+  const std::vector<C> points = derivative_points<C>();
+  constexpr size_t L = size_t(kLanes<C>);
+  for (size_t i = 0; i < points.size(); i += L) {
+    const size_t count = std::min(L, points.size() - i);
+    C got[L];
+    store(got, activation_derivative<act>(load_first(&points[i], int64_t(count)), p0, p1));
+    for (size_t j = 0; j < count; ++j) {
+      const Wide x = points[i + j], y = got[j], expected = derivative_of(act, p0, p1, x);
+      const Wide allowed =
+          2 * std::numeric_limits<C>::epsilon() * std::fmax(Wide(1), std::fabs(expected));
+      if (y == expected || (y != y && expected != expected) || std::fabs(y - expected) <= allowed)
+        continue;
+      if (failures++ < 10)
+        std::printf("derivative of %s in %zu bits at %.9Lg: got %.9Lg, expected %.9Lg\n", name,
+                    8 * sizeof(C), x, y, expected);
+      return;
+    }
+  }
+}
+void check_derivatives() {
+#define ACTIVATION(name, count, d0, d1, ...)          \
+  check_derivative<float, Act::name>(#name, d0, d1);  \
+  check_derivative<double, Act::name>(#name, d0, d1); \
+  check_derivative<float, Act::name>(#name, 0.3, 5);  \
+  check_derivative<double, Act::name>(#name, 0.3, 5);
+#include "activations.inc"
+#undef ACTIVATION
+}
+
 void check(const char* what, const std::vector<Layer>& layers, DType t,
            const std::vector<double>& x, const void* y, int64_t offset, int64_t m) {
-  // Errors of a hidden layer pass on through weights of about unit norm and activations of slope ~1.1
+  // Errors of a hidden layer propagate through weights of about unit norm and activations of slope
+  // ~1.1.
   std::vector<double> h = x;
   double slack = 0;
   for (const Layer& l : layers) {
     std::vector<double> next;
     double widest = 0;
     for (int64_t n = 0; n < l.N; ++n) {
-      const Dot up = dot(l.up, n, h, t);
+      const ScalarDot up = dot(l.up, n, h, t);
       if (!l.gated) {
         next.push_back(activation(l, up.sum));
         widest = std::fmax(widest,
                            l.act == Act::relu2 ? up.scale * (1 + 2 * std::fabs(up.sum)) : up.scale);
       } else {
-        const Dot gate = dot(l.gate, n, h, t);
+        const ScalarDot gate = dot(l.gate, n, h, t);
         const double a = activation(l, gate.sum);
         const double slope = l.act == Act::relu2 ? 2 * std::fabs(gate.sum) + 1 : 1.2;
         next.push_back(a * up.sum);
@@ -209,7 +312,7 @@ void one_case(const Kernels& kernels, bool group) {
   for (int64_t i = 0; i < count; ++i) {
     Layer l;
     l.K = group ? first : K;
-    // now and then wider than a block of K
+    // sometimes wider than a block of K
     l.N =
         pick({1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 64, 100, group || i + 1 == count ? 5 : 1100});
     l.act = Act(std::uniform_int_distribution<int>(0, int(Act::softplus))(rng));
@@ -273,6 +376,8 @@ int main(int argc, char** argv) {
   rng.seed(argc > 2 ? unsigned(std::atoi(argv[2])) : 0u);
   const Kernels& table = kernels();
   std::printf("%s, %d floats a register\n", table.isa, table.lanes_f32);
+  check_derivatives();
+  if (failures) return 1;
   int failed = 0;
   for (int i = 0; i < cases; ++i) {
     const int before = failures;

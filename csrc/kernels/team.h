@@ -1,7 +1,7 @@
 // Threads of the OpenMP runtime that torch loaded, so that there is never a second pool.
 //
-// The code calls libgomp's entries, as g++ does for `#pragma omp`. clang would turn the pragma into calls of a
-// runtime that torch on Linux does not have; libomp has these entries too.
+// The code calls libgomp's entries, as g++ does for `#pragma omp`. clang would turn the pragma into
+// calls of a runtime that torch on Linux does not have; libomp has these entries too.
 #pragma once
 #include <type_traits>
 
@@ -11,9 +11,10 @@ struct TeamState;  // what the threads of one team share, in team.cpp
 
 // What a thread's body gets: its number, the size of its team, and the means to meet the others.
 //
-// An exception must not skip a wait, or the other threads would wait forever. So a body runs everything that may
-// throw between two waits through `attempt`: it keeps the team's first exception, which on_team throws again
-// when all threads are done. After a failure no thread of the team attempts anything more.
+// An exception must not skip a wait, or the other threads would wait forever. So a body runs
+// everything that may throw between two waits through `attempt`: it keeps the team's first
+// exception, which on_team throws again when all threads are done. After a failure no thread of the
+// team attempts anything more.
 struct Team {
   const int thread, size;  // the caller of on_team is thread 0
   TeamState* const state;  // null for a team of one
@@ -34,15 +35,16 @@ struct Team {
   }
 };
 
-// For on_team: runs body(context, team) on up to `threads` threads, and returns how many were granted.
+// For on_team: runs body(context, team) on up to `threads` threads, and returns how many were
+// granted.
 int run_team(int threads, void (*body)(void*, const Team&), void* context);
 
 }  // namespace torchweld
 
 namespace {
 
-// Runs work(team) on up to `threads` threads, and returns how many were granted. One thread is the caller's own,
-// without OpenMP.
+// Runs work(team) on up to `threads` threads, and returns how many were granted. One thread is the
+// caller's own, without OpenMP.
 template <class F>
 int on_team(int threads, F&& work) {
   using torchweld::Team;

@@ -1,5 +1,6 @@
-// From a tile of sums to the layer's output: bias, activation, gate, and the element type of where it
-// goes. One function per activation, gating and destination type, chosen once a panel.
+// From a tile of sums to the layer's output: adds the bias, applies activation and gate, and
+// converts to the destination's element type. There is one function per activation, gating and
+// destination type; each part of a layer chooses one.
 #pragma once
 #include "activations.h"
 #include "weight_panels.h"

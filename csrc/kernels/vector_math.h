@@ -1,7 +1,7 @@
-// exp, log1p, tanh and their like on registers. fp32 functions are polynomials after range reduction, at most 2 ulp
-// from the exact value (tests/test_activations.py walks every exponent); fp64 goes lane by lane through libm, it
-// is there for gradient checks.
-// Coefficients are minimax fits of our own, by weighted least squares in 40 digits.
+// exp, log1p, tanh and the like on registers. fp32 functions are polynomials after range reduction,
+// at most 2 ulp from the exact value (tests/test_activations.py goes through every exponent). fp64
+// calls libm lane by lane; it serves gradient checks. The coefficients are our own minimax fits, by
+// weighted least squares in 40 digits.
 #pragma once
 #include <cmath>
 
@@ -21,8 +21,8 @@ TW_INLINE VecF copy_sign(VecF value, VecF sign) {
 TW_INLINE VecF at_most(VecF x, float bound) { return choose(x > bound, splat(bound), x); }
 TW_INLINE VecF at_least(VecF x, float bound) { return choose(x < bound, splat(bound), x); }
 
-// x = n ln2 + r with |r| <= ln2 / 2. Adding 1.5 * 2^23 rounds to the integer n and leaves it in the low
-// bits. The high part of ln2 has 9 trailing zero bits, so n * high is exact without an FMA too.
+// x = n ln2 + r with |r| <= ln2 / 2. Adding 1.5 * 2^23 rounds to the integer n and leaves it in the
+// low bits. The high part of ln2 has 9 trailing zero bits, so n * high is exact without an FMA too.
 struct Reduced {
   VecF n, r;
 };
@@ -72,11 +72,11 @@ TW_INLINE VecF tanh_v(VecF x) {
   const VecF large = 1.0f - 2.0f / (exp_v(a + a) + 1.0f);
   return choose(a < 0.625f, small, copy_sign(large, x));
 }
-// The normal distribution's share below x, (1 + erf(x / sqrt 2)) / 2, which is what gelu multiplies by.
-// Below zero it is 2^(u - 1), u(|x|) a polynomial without constant term; above, what is missing to 1.
-// Beyond 5.6 it is 0 or 1 to the last bit of a float. Within 2 ulp for x > 0; for x < 0 it has digits
-// where 1 + erf has none. A third less time than erf in two branches (Zen 4, 64 rows of 64 -> 256: 6.5
-// against 9.4 us).
+// The normal distribution function, (1 + erf(x / sqrt 2)) / 2, by which gelu multiplies. For x < 0
+// it is 2^(u - 1), where u(|x|) is a polynomial without constant term; for x > 0 it is 1 minus
+// that. Beyond 5.6 it is 0 or 1 to the last bit of a float. It is within 2 ulp for x > 0; for x < 0
+// it keeps digits that 1 + erf loses. It takes a third less time than erf in two branches (Zen 4,
+// 64 rows of 64 -> 256: 6.5 against 9.4 us).
 TW_INLINE VecF normal_cdf_v(VecF x) {
   const VecF t = magnitude(x);
   VecF u = t * -2.83474284e-6f + 3.937532376e-5f;
@@ -93,7 +93,7 @@ TW_INLINE VecF normal_cdf_v(VecF x) {
   p = p * f + 0.2402264792f;
   p = p * f + 0.6931472029f;
   p = p * (f * 0.5f) + 0.5f;
-  // `shifted` holds the integer part of u in its low bits, to be added to the exponent
+  // The low bits of `shifted` hold the integer part of u, which is added to the exponent.
   VecF below = as_float(as_bits(p) + (as_bits(shifted) << 23));
   below = keep<float>(below, t < 5.6f);
   return choose(x < 0.0f, below, 1.0f - below);

@@ -1,9 +1,10 @@
-// Vectors of one register's width, from GCC's vector extensions, so that one source serves every
-// instruction set: the file that includes this is compiled once per set, and TORCHWELD_VEC_BYTES says
-// how wide a register is. `a * b + c` contracts to a fused multiply-add where there is one.
+// Vectors as wide as a register, by GCC's vector extensions, so that one source serves every
+// instruction set. The file that includes this one is compiled once per set, and
+// TORCHWELD_VEC_BYTES is the width of a register. `a * b + c` contracts to a fused multiply-add
+// where the CPU has one.
 //
-// Everything is inside the includer's anonymous namespace: two objects built with different flags must
-// not share a symbol, or the linker may keep the wider one for a CPU that cannot run it.
+// Everything is in an anonymous namespace. Two objects built with different flags must not share a
+// symbol, or the linker may keep the wider version for a CPU that cannot run it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +37,7 @@
 
 namespace {
 
-// A 16-bit element is a bit pattern here; it becomes a float in a register.
+// 16-bit elements are bit patterns in memory; loading one makes it a float.
 struct bf16 {
   uint16_t bits;
 };
@@ -44,7 +45,7 @@ struct fp16 {
   uint16_t bits;
 };
 
-// What an element type is computed in: fp64 in itself, everything else in fp32.
+// The compute type of an element type: fp64 computes in fp64, all others in fp32.
 template <class T>
 struct Compute {
   using type = float;
@@ -88,8 +89,8 @@ TW_INLINE Vec<C> splat(C value) {
          Vec<C>{};  // GCC broadcasts the scalar; x - 0 keeps the sign of zero, 0 + x does not
 }
 
-// sum += x * w in one instruction that leaves the sum where it is: left to itself, GCC 12 chooses forms that
-// move it between registers as soon as a loop has more than one step.
+// sum += x * w in one instruction that keeps the sum in its register. GCC 12 by itself chooses
+// forms that move it between registers as soon as a loop has more than one step.
 template <class C>
 TW_INLINE void add_product(Vec<C>& sum, Vec<C> x, Vec<C> w) {
 #if defined(__FMA__) && !defined(__AVX512F__)
@@ -114,7 +115,8 @@ TW_INLINE Vec<double> load(const double* p) {
 }
 TW_INLINE VecF load(const bf16* p) {
 #if defined(__AVX2__) && TORCHWELD_VEC_BYTES == 32
-  // GCC 12 makes five instructions of the conversion below (79 against 113 GFLOP/s on Zen 4).
+  // GCC 12 would compile the conversion below to five instructions (79 against 113 GFLOP/s on Zen
+  // 4).
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return (VecF)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
 #else
@@ -122,8 +124,8 @@ TW_INLINE VecF load(const bf16* p) {
 #endif
 }
 
-// Bit arithmetic for a half: move the exponent and mantissa up, rescale by 2^112 (exact, denormals
-// included), and give an all-ones exponent back to Inf and NaN.
+// Converts halves by bit arithmetic: shift exponent and mantissa up, rescale by 2^112 (exact, also
+// for denormals), and restore the all-ones exponent of Inf and NaN.
 TW_INLINE VecF half_bits_to_float(VecU h) {
   const VecU magnitude = (h & 0x7fffu) << 13;
   const VecU scaled = as_bits(as_float(magnitude) * 0x1p112f);
@@ -152,9 +154,9 @@ template <class T>
 TW_INLINE Pair<compute_t<T>> load_pair(const T* p) {
   return {load(p), load(p + kLanes<compute_t<T>>)};
 }
-// bf16 is kept as 32-bit words, an output of the first register in the low half and one of the second in
-// the high half: a shift and a mask widen both, where two separate loads take two conversions and two
-// shifts. `pair_up` brings a plain row into that order.
+// bf16 panels are 32-bit words with an output of the first register in the low half and one of the
+// second in the high half. A shift and a mask widen both; two separate loads would take two
+// conversions and two shifts. `pair_up` brings a plain row into that order.
 TW_INLINE Pair<float> load_pair(const bf16* p) {
   VecU words;
   std::memcpy(&words, p, sizeof words);
@@ -182,9 +184,10 @@ TW_INLINE void store(bf16* p, VecF v) {
 }
 TW_INLINE VecU float_to_half_bits(VecF v) {
   const VecU u = as_bits(v), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
-  // normal: rebias by subtracting 112 << 23, round at bit 13; a carry runs into the exponent rightly
+  // normal: rebias by subtracting 112 << 23, round at bit 13; a carry into the exponent is correct
   const VecU normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // below 2^-14: adding 0.5 lines the mantissa up so that the FPU rounds at a denormal half's last bit
+  // below 2^-14: adding 0.5 aligns the mantissa, so that the FPU rounds at a denormal half's last
+  // bit
   const VecU denormal = as_bits(as_float(magnitude) + 0.5f) - 0x3f000000u;
   const VecU is_small = (VecU)(magnitude < (113u << 23));
   const VecU is_big = (VecU)(magnitude >= 0x477ff000u);  // 65520 and above round to Inf
@@ -204,7 +207,7 @@ TW_INLINE void store(fp16* p, VecF v) {
 #endif
 }
 
-// The first `count` lanes, the rest zero; for the ends of rows only.
+// Loads the first `count` lanes and sets the rest to zero. Slow; for the ends of rows.
 template <class T>
 TW_INLINE Vec<compute_t<T>> load_first(const T* p, int64_t count) {
   T whole[kLanes<compute_t<T>>] = {};
@@ -230,8 +233,8 @@ TW_INLINE Vec<C> keep(Vec<C> v, Mask<C> mask) {
   return (Vec<C>)((Mask<C>)v & mask);  // bitwise, so that NaN and Inf in dropped lanes become zero
 }
 
-// Lanes of a and b, counted through both, in the order that Order::lane(i) says. GCC takes the order as a vector, and
-// knows __builtin_shufflevector from version 12 on only; clang takes it as constants.
+// Lane i of the result is lane Order::lane(i) of a and b, numbered through both. GCC takes the
+// order as a vector, and has __builtin_shufflevector only since version 12; clang takes constants.
 template <class Order, class V, int... I>
 TW_INLINE V shuffled(V a, V b, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
@@ -242,7 +245,7 @@ TW_INLINE V shuffled(V a, V b, std::integer_sequence<int, I...>) {
 #endif
 }
 
-// Sum of the lanes, halves first, so that the order is the same at every call.
+// The sum of the lanes, added half to half, in the same order at every call.
 template <int half>
 struct FromOtherHalf {
   static constexpr int lane(int i) { return i ^ half; }

@@ -1,6 +1,6 @@
-// Weights as panels: [panel][K][kPanel], zero in columns beyond N, then the bias in the compute type.
-// `pack_layer` makes the permanent copy for inference, `pack_panel` one block of one panel, also during a
-// call whose weights are not packed.
+// Weights as panels: [panel][K][kPanel], with zeros in columns beyond N, then the bias in the
+// compute type. `pack_layer` makes the lasting copy for inference. `pack_panel` makes one block of
+// one panel, also during a call whose weights are not packed.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -14,7 +14,7 @@ namespace {
 using torchweld::Layer;
 using torchweld::Product;
 
-// Outputs that one panel holds: a gated layer's has half gate, half up.
+// Outputs per panel. A gated layer's panel is half gate, half up.
 template <class C>
 int64_t panel_outputs(const Layer& layer) {
   return layer.gated ? kLanes<C> : kPanel<C>;
@@ -25,7 +25,8 @@ int64_t panel_count(const Layer& layer) {
   return (layer.N + width - 1) / width;
 }
 
-// One register's column of a panel: which product it is from, where it starts, how much of it is real.
+// One register's column of a panel: its product, its first output, and how many of its outputs
+// exist.
 struct Column {
   const Product* product;
   int64_t n0;
@@ -39,7 +40,7 @@ Column column_of(const Layer& layer, int64_t panel, int half) {
           std::clamp<int64_t>(layer.N - n0, 0, L)};
 }
 
-// The bits of kLanes elements, for moving them about.
+// kLanes elements as integers, to move them without conversion.
 template <class T>
 struct Bits {
   static constexpr int L = kLanes<compute_t<T>>;
@@ -49,14 +50,14 @@ struct Bits {
   typedef Int loose __attribute__((vector_size(L * sizeof(T)), aligned(sizeof(T)), may_alias));
 };
 
-// Lanes of two registers in turn, from lane `from` of each.
+// The order that interleaves two registers, from lane `from` of each.
 template <int L, int from>
 struct Interleaved {
   static constexpr int lane(int i) { return (i % 2) * L + from + i / 2; }
 };
 
-// L x L elements: rows of `from` become columns of `to`. Interleaving the upper half of the rows with the
-// lower one log2(L) times is a transpose; each step is a shuffle of two registers.
+// Transposes L x L elements. Interleaving the upper half of the rows with the lower half, log2(L)
+// times, is a transpose; each step shuffles two registers.
 template <class T>
 TW_INLINE void transpose_block(const T* from, int64_t ld_from, T* to, int64_t ld_to) {
   using V = typename Bits<T>::type;
@@ -103,7 +104,7 @@ void pack_panel(const Layer& layer, int64_t panel, int64_t k0, int64_t k1, T* ou
   for (int64_t k = k0; k < k1; ++k) pair_up(out + (k - k0) * 2 * L);
 }
 
-// The bias of one panel, zero where there is none.
+// The bias of one panel, zero if the layer has none.
 template <class T>
 void panel_bias(const Layer& layer, int64_t panel, compute_t<T>* out) {
   using C = compute_t<T>;

@@ -1,8 +1,8 @@
-// torchweld._C.Watch: whether everything that a welded module was found to depend on is as it was.
+// torchweld._C.Watch: whether everything that a welded module depends on is unchanged.
 //
-// Python code collects the facts once (welding/guard.py); `holds` compares all of them by address at every call,
-// in 0.7 us for the five modules of an RL policy (Zen 4). It never calls back into Python code, and "no" is never
-// final: the caller then compares by value, and finds the words for what has changed.
+// Python code collects the facts once (welding/guard.py). `holds` compares all of them by address
+// at every call, in 0.7 us for the five modules of an RL policy (Zen 4), and never calls back into
+// Python code. After a "no" the caller compares by value, and says what has changed.
 #pragma once
 #include <Python.h>
 
@@ -27,16 +27,16 @@ struct Ref {
   ~Ref() { Py_XDECREF(p); }
 };
 
-// A module of the block. Held weakly, since one that its user has replaced is not to stay in memory for this.
+// A module of the block. It is held weakly, so that a module its user has replaced can be freed.
 struct WatchedModule {
-  Ref weak;  // null for the welded module itself, which `holds` is given
+  Ref weak;  // null for the welded module itself, which is an argument of `holds`
   Ref type;
   std::vector<std::pair<Ref, int>> children;  // name and number, -1 for an empty place
   bool switched;                              // its training mode was read
 };
 enum class Expect { value, absent, tensor, tied };
 struct WatchedEntry {
-  int module;  // -1: of another dictionary
+  int module;  // -1: `dict` is used instead
   int table;   // 0 __dict__, 1 _parameters, 2 _buffers
   Ref dict, key;
   Expect expect;
@@ -95,7 +95,7 @@ struct WatchObject {
 
 struct WatchNames {
   PyObject *modules, *parameters, *buffers, *training;
-  PyObject* hooks[4];  // those of the backward come second
+  PyObject* hooks[4];  // backward hooks come last
 } watch_names;
 
 // ---- comparing ----
@@ -107,7 +107,7 @@ inline PyObject* instance_dict(PyObject* object) {  // borrowed
 inline bool same_text(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && !PyUnicode_Compare(a, b));
 }
-inline PyObject* weak_target(PyObject* ref) {  // borrowed; what holds it is a module of the model
+inline PyObject* weak_target(PyObject* ref) {  // borrowed; the model keeps it alive
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* target = nullptr;
   if (PyWeakref_GetRef(ref, &target) <= 0) return nullptr;
@@ -176,7 +176,7 @@ class WatchComparison {
     }
     return true;
   }
-  // Borrowed; null if there is none.
+  // Returns a borrowed reference, or null if there is none.
   PyObject* find(int module, int table, PyObject* dict, PyObject* key) const {
     if (module >= 0) {
       dict = dicts_[size_t(module)];
@@ -194,7 +194,7 @@ class WatchComparison {
         return found && found != Py_None;
       case Expect::value:
         return found == e.value.p;
-      case Expect::tied: {  // the value is where the same tensor stands: module, table, key
+      case Expect::tied: {  // the value is the place of the same tensor: module, table, key
         PyObject* at = e.value.p;
         return found && found == find(int(PyLong_AsLong(PyTuple_GET_ITEM(at, 0))),
                                       int(PyLong_AsLong(PyTuple_GET_ITEM(at, 1))), nullptr,
@@ -220,7 +220,7 @@ class WatchComparison {
         if (key != i.values[n].p || value != i.values[n + 1].p) return false;
       return true;
     }
-    return false;  // sets and their like are left to the comparison by value
+    return false;  // the comparison by value decides about sets and the like
   }
 
   const WatchState& state_;
@@ -234,7 +234,7 @@ PyObject* watch_holds(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   const WatchState* state = reinterpret_cast<WatchObject*>(self)->state;
-  if (!state) Py_RETURN_FALSE;  // let go by the garbage collector
+  if (!state) Py_RETURN_FALSE;  // cleared by the garbage collector
   const WatchComparison now(*state, args[0]);
   return PyBool_FromLong(now.holds(args[1], args[2] == Py_True));
 }
@@ -247,7 +247,8 @@ inline Ref owned_or_null(PyObject* tuple, Py_ssize_t i) {
   return Ref(object == Py_None ? nullptr : object);
 }
 
-// Calls `make` with each tuple of `width` in a list; false, with an error set, if it is not made so.
+// Calls `make` with each tuple of a list. Returns false, with an error set, if an item is not a
+// tuple of `width`.
 template <class F>
 bool each_tuple(PyObject* list, Py_ssize_t width, F&& make) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
@@ -307,7 +308,8 @@ bool fill_watch(WatchState& state, PyObject* const (&lists)[7]) {
          });
 }
 
-// Watch(modules, entries, items, kinds, types, functions, cells): lists of tuples, as guard.py makes them.
+// Watch(modules, entries, items, kinds, types, functions, cells): lists of tuples, as guard.py
+// makes them.
 PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject* lists[7];
   if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1],

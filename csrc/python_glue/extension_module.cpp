@@ -1,5 +1,5 @@
-// torchweld._C: the short way from a module's forward to the ops, the types that Python holds, and facts about
-// the kernels.
+// The module torchweld._C: a short path from a module's forward to the ops, types for Python to
+// hold, and facts about the kernels.
 #include <Python.h>
 
 #include <algorithm>

@@ -1,9 +1,9 @@
-// torchweld._C.forward: the short way from a module's forward to the ops.
+// torchweld._C.forward: a short path from a module's forward to the ops.
 //
 // It reads the parameters of plain nn.Linear children, decides whether a packed copy may be used,
-// sees to its freshness, and calls the op through the dispatcher.
-// What it does not recognise (another class, a hook, a tensor subclass, a tracer) it leaves to the caller
-// by returning None.
+// keeps that copy fresh, and calls the op through the dispatcher. It returns None if it does not
+// recognise something (another class, a hook, a tensor subclass, a tracer); the caller then does
+// the work in Python.
 #pragma once
 #include <Python.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 using at::Tensor;
 
-// Other Python threads may run while this lives.
+// Releases the GIL: other Python threads may run while this object exists.
 struct Unlocked {
   PyThreadState* state = PyEval_SaveThread();
   Unlocked() = default;
@@ -45,7 +45,8 @@ Tensor call_chain(const Tensor& x, at::TensorList params, std::string_view spec)
   return chain.call(x, params, spec);
 }
 Tensor call_packed(const Tensor& x, const Tensor& packed, std::string_view spec) {
-  at::AutoDispatchBelowADInplaceOrView guard;  // gradients are off, or packed would not be used
+  // Packed weights are used only when gradients are off.
+  at::AutoDispatchBelowADInplaceOrView guard;
   static const auto chain =
       op<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
   return chain.call(x, packed, spec);
@@ -58,12 +59,13 @@ struct AttributeNames {
 } names;
 PyTypeObject* linear_type = nullptr;  // nn.Linear
 
-// The instance dictionary of a plain nn.Linear without hooks or a forward of its own; else null.
+// Returns the instance dictionary of a plain nn.Linear without hooks and without its own forward,
+// else null.
 PyObject* plain_linear(PyObject* child) {
   if (Py_TYPE(child) != linear_type) return nullptr;
   PyObject** slot = _PyObject_GetDictPtr(child);
   if (!slot || !*slot || PyDict_GetItem(*slot, names.forward)) return nullptr;
-  const int kinds = at::GradMode::is_enabled() ? 4 : 2;  // those of the backward come second
+  const int kinds = at::GradMode::is_enabled() ? 4 : 2;  // backward hooks come last
   for (int i = 0; i < kinds; ++i) {
     PyObject* registered = PyDict_GetItem(*slot, names.hooks[i]);
     if (!registered || !PyDict_Check(registered) || PyDict_Size(registered) != 0) return nullptr;
@@ -71,7 +73,8 @@ PyObject* plain_linear(PyObject* child) {
   return *slot;
 }
 
-// Appends the weight, and the bias if there is one; false for anything out of the ordinary.
+// Appends the weight, and the bias if there is one. Returns false if the child is not a plain
+// nn.Linear.
 bool append_parameters(PyObject* child, c10::SmallVectorImpl<const Tensor*>& params) {
   PyObject* dict = plain_linear(child);
   PyObject* own = dict ? PyDict_GetItem(dict, names.parameters) : nullptr;
@@ -85,14 +88,15 @@ bool append_parameters(PyObject* child, c10::SmallVectorImpl<const Tensor*>& par
   return true;
 }
 
-// Nothing is watching or transforming the call: no mode, tracer, autocast or functorch level.
+// Whether nothing observes or transforms the call: no mode, tracer, autocast or functorch level.
 bool undisturbed() {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   const auto usual = c10::default_included_set;
   return (local.included_ | usual) == usual && !torch::jit::tracer::isTracing() &&
          !at::autocast::is_autocast_enabled(at::kCPU);
 }
-// Neither is it with a tangent: forward-mode differentiation asks for more than values, gradients off or not.
+// Whether a packed copy can stand for this tensor. A tangent forbids it: forward-mode
+// differentiation needs more than values, even when gradients are off.
 bool packable(const Tensor& t) {
   return t.device().is_cpu() && t.layout() == at::kStrided && !torchweld::has_tangent(t) &&
          !t.key_set().has_any(
@@ -100,12 +104,12 @@ bool packable(const Tensor& t) {
                                   c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
 }
 
-// What `forward` finds in a module's instance dictionary. Reading seven attributes
-// through nn.Module would cost more than the rest of the way.
+// What `forward` reads from a module's instance dictionary. Reading seven attributes through
+// nn.Module would cost more than the rest of the path.
 struct ModuleState {
   PyObject *children, *order, *spec, *pack;
 
-  // False where the module is not as FusedMLP makes it, or has dropout to do.
+  // Returns false if the module is not laid out as FusedMLP makes it, or has dropout to apply.
   bool read(PyObject* module) {
     PyObject** slot = _PyObject_GetDictPtr(module);
     if (!slot || !*slot) return false;
@@ -131,18 +135,19 @@ struct ModuleState {
   }
 };
 
-// Whether x is a plain tensor, without attributes that a module may ask for, and no mode would see us touch it.
+// Whether x is a plain tensor without attributes, which a module may read, and no mode would see
+// us touch it.
 bool plain_input(PyObject* x) {
   PyObject** attributes = _PyObject_GetDictPtr(x);
   return !(attributes && *attributes && PyDict_GET_SIZE(*attributes)) &&
          THPVariable_CheckExact(x) && !at::impl::torch_function_mode_enabled();
 }
 
-// The chain over the module's children; None if the caller has to do it.
+// The chain over the module's children, or None if the caller has to compute it.
 PyObject* module_forward(PyObject* module, PyObject* input) {
   ModuleState state;
   if (!plain_input(input) || !state.read(module)) Py_RETURN_NONE;
-  // Borrowed from the modules, which this thread keeps alive while it holds the lock.
+  // Borrowed from the modules, which stay alive while this thread holds the GIL.
   c10::SmallVector<const Tensor*, 8> borrowed;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(state.order); ++i) {
     PyObject* child = PyDict_GetItem(state.children, PyTuple_GET_ITEM(state.order, i));
@@ -155,19 +160,19 @@ PyObject* module_forward(PyObject* module, PyObject* input) {
     const std::string_view spec(text, size_t(length));
     size_t wanted = 0;
     for (const auto& layer : torchweld::spec_of(spec)) wanted += size_t(layer.tensors());
-    if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias came or went
+    if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias was added or removed
     const Tensor& x = THPVariable_Unpack(input);
     const bool may_pack =
         Py_TYPE(state.pack) == pack_type && !at::GradMode::is_enabled() && undisturbed() &&
         packable(x) &&
         std::all_of(borrowed.begin(), borrowed.end(), [](const Tensor* t) { return packable(*t); });
     Tensor packed, y;
-    c10::SmallVector<Tensor, 8> params;  // references of our own: another thread may replace them
+    c10::SmallVector<Tensor, 8> params;  // owned, since another thread may replace them
     if (!may_pack || x.scalar_type() == at::kBFloat16)
       for (const Tensor* t : borrowed) params.push_back(*t);
     if (may_pack && !(x.dim() && torchweld::composition_is_faster(x, params)))
       packed = copy_in(state.pack).get(borrowed, spec);
-    // Giving the lock away and taking it back is not worth it for a few microseconds of work.
+    // Releasing the GIL does not pay for a few microseconds of work.
     const bool brief = packed.defined() && packed.numel() <= 256 << 10 && x.numel() <= 1024;
     {
       std::optional<Unlocked> unlocked;

@@ -15,13 +15,13 @@ namespace {
 // torchweld.core.errors.RefusedError and OutOfMemoryError.
 PyObject *refused_error = nullptr, *memory_error = nullptr;
 
-// CPU memory that torch's allocator did not get is an error without a type of its own.
+// torch's CPU allocator has no error type of its own for lack of memory, so its text decides.
 bool is_out_of_memory(const c10::Error& e) {
   return std::strstr(e.what_without_backtrace(), "DefaultCPUAllocator: ") != nullptr;
 }
 
-// Runs `body`, turning a C++ exception into a Python one. Ours get types of ours; all others are what torch
-// makes of them, above all a Python exception that has come through C++: it goes on as it was raised.
+// Runs `body` and turns a C++ exception into a Python one. Ours become torchweld's errors. torch
+// translates all others; a Python exception that passed through C++ is raised as it was.
 template <class F>
 PyObject* guarded(F&& body) {
   try {

@@ -1,4 +1,4 @@
-// torchweld._C.Rolling: the look at weights from which Python made a copy of its own.
+// torchweld._C.Rolling: the rolling check, for weights that Python code has copied.
 #pragma once
 #include <Python.h>
 

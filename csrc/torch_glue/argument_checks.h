@@ -1,5 +1,5 @@
-// What is asked of tensors before a kernel sees them; each refusal says what was given, what was expected,
-// and the remedy.
+// Checks of an op's arguments before a kernel sees them. Each refusal says what was given, what was
+// expected, and the remedy.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -9,7 +9,7 @@
 
 namespace torchweld {
 
-// As Python calls it.
+// The dtype's name in Python.
 inline std::string type_name(const Tensor& t) {
   switch (t.scalar_type()) {
     case at::kFloat:
@@ -65,7 +65,7 @@ inline int tensor_count(const Spec& spec) {
   return n;
 }
 
-// Sizes of one layer, checked against what feeds it. Int is int64_t, or SymInt for the meta kernel.
+// Sizes of one layer. Int is int64_t, or SymInt in the meta kernel.
 template <class Int>
 struct LayerSizes {
   Int K, N;
@@ -78,7 +78,7 @@ Int size_of_dim(const Tensor& t, int64_t dim) {
     return t.sym_size(dim);
 }
 
-// Of a tensor that will be read, not of a meta kernel's.
+// Only tensors that will be read are checked; the meta kernel's have no memory.
 template <class Int>
 void check_memory(const Tensor& t, size_t layer, const char* what) {
   if constexpr (std::is_same_v<Int, int64_t>)
@@ -135,7 +135,8 @@ LayerSizes<Int> check_layer(const LayerTensors& layer, size_t index, const Tenso
   return sizes;
 }
 
-// All layers; `fed_by_x` for a group. Returns the sizes of each.
+// Checks all layers against each other and x, and returns their sizes. In a group every layer reads
+// x.
 template <class Int>
 std::vector<LayerSizes<Int>> check_all(const Tensor& x, TensorList params, const Spec& spec,
                                        bool group) {

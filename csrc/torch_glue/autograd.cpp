@@ -90,7 +90,7 @@ struct GroupFunction : torch::autograd::Function<GroupFunction> {
   }
 };
 
-// functorch's transforms and forward-mode differentiation do not go through a C++ autograd function.
+// A C++ autograd function does not support functorch's transforms and forward-mode differentiation.
 bool needs_composition(const Tensor& x, TensorList params) {
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode))
     return true;
@@ -111,7 +111,7 @@ Tensor chain_autograd(const Tensor& x, TensorList params, std::string_view spec)
   at::AutoDispatchBelowADInplaceOrView guard;
   return chain_op().call(x, params, spec);
 }
-// A gradient is chain's: what wants one does not read a packed copy.
+// A call that needs a gradient goes to chain, which does not read a packed copy.
 Tensor chain_kept_autograd(const Tensor& x, TensorList params, std::string_view spec,
                            const Tensor& kept) {
   static const auto op = handle<Tensor(const Tensor&, TensorList, std::string_view, const Tensor&)>(
@@ -131,7 +131,7 @@ std::vector<Tensor> group_autograd(const Tensor& x, TensorList params, std::stri
   return group_op().call(x, params, spec);
 }
 
-// Packed copies know nothing of the parameters they were made from.
+// A packed copy does not know its parameters, so their gradients would be lost.
 template <class Op>
 auto packed_below_autograd(const Op& op, const Tensor& x, const Tensor& packed,
                            std::string_view spec) {

@@ -1,4 +1,5 @@
-// A chain's or group's form as text: what an op's `spec` argument says. Torch-free.
+// The grammar of an op's `spec` argument, which is the form of a chain or group as text.
+// Torch-free.
 //
 //   spec   = layer { ";" layer }
 //   layer  = activation [ ":" number { "," number } ] { "/" flag }
@@ -9,8 +10,8 @@
 //          | "second"       gated, one weight, the gate's outputs come second
 //          | "interleaved"  gated, one weight, gate and up outputs take turns, gate first
 //
-// For instance "gelu/b;identity/b", "silu/separate;identity", "leaky_relu:0.2". The tensors of all layers
-// follow each other in one list, each weight followed by its bias, the gate before up.
+// For instance "gelu/b;identity/b", "silu/separate;identity", "leaky_relu:0.2". The tensors of all
+// layers follow each other in one list, each weight followed by its bias, the gate before up.
 #pragma once
 #include <charconv>
 #include <memory>
@@ -62,8 +63,8 @@ inline void parse_activation(std::string_view text, LayerSpec& layer) {
   if (colon == std::string_view::npos) return;
   const char *at = text.data() + colon + 1, *const stop = text.data() + text.size();
   for (int i = 0; at != stop || i == 0; ++i) {
-    // Not strtod, which takes the comma for a decimal point where the locale does; but like it, and like
-    // Python, past spaces and a plus.
+    // strtod would read a comma as a decimal point in some locales. Like strtod and Python, skip
+    // spaces and a plus.
     while (at != stop && *at == ' ') ++at;
     if (stop - at > 1 && *at == '+' && at[1] != '-') ++at;
     double value = 0;
@@ -104,7 +105,7 @@ inline LayerSpec parse_layer(std::string_view text) {
   return layer;
 }
 
-// Parsed once a thread: a call only looks its spec up.
+// Each spec is parsed once per thread; later calls look it up.
 inline const Spec& parse_spec(std::string_view text) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Spec>> known;
   thread_local std::string last_text;

@@ -1,6 +1,6 @@
-// The same chain as a composition of aten ops: what runs on devices without kernels of ours and under
-// functorch and forward-mode differentiation, and the formula of the backward pass. The backward is
-// made of differentiable ops, so it can be differentiated again.
+// The same block as a composition of aten ops. It runs on devices that our kernels do not serve,
+// and under functorch and forward-mode differentiation. It also has the formula of the backward
+// pass, which is made of differentiable ops and so can be differentiated again.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -29,20 +29,20 @@ inline Tensor quick_gelu_gradient(const Tensor& g, const Tensor& z) {
 inline Tensor activation(const LayerSpec& layer, const Tensor& z) {
   [[maybe_unused]] const double p0 = layer.p0, p1 = layer.p1;
   switch (layer.act) {
-#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
-  case Act::name:                                               \
+#define ACTIVATION(name, count, d0, d1, kernel, derivative, aten, gradient) \
+  case Act::name:                                                           \
     return aten;
 #include "kernels/activations.inc"
 #undef ACTIVATION
   }
   TORCH_INTERNAL_ASSERT(false);
 }
-// The gradient with respect to z, from g, the one with respect to act(z).
+// The gradient with respect to z, from g, the gradient with respect to act(z).
 inline Tensor activation_gradient(const LayerSpec& layer, const Tensor& z, const Tensor& g) {
   [[maybe_unused]] const double p0 = layer.p0, p1 = layer.p1;
   switch (layer.act) {
-#define ACTIVATION(name, count, d0, d1, kernel, aten, gradient) \
-  case Act::name:                                               \
+#define ACTIVATION(name, count, d0, d1, kernel, derivative, aten, gradient) \
+  case Act::name:                                                           \
     return gradient;
 #include "kernels/activations.inc"
 #undef ACTIVATION
@@ -91,8 +91,8 @@ inline std::vector<Tensor> composed_group(const Tensor& x, TensorList params,
   return ys;
 }
 
-// Gradients of one layer from the one of its output: those of its tensors that are needed, in order, into
-// `grads`, and the one of x as the result. `p` holds the pre-activations.
+// Gradients of one layer, from `grad`, the gradient of its output. Writes those of its tensors that
+// are needed into `grads`, in order, and returns the gradient of x. `p` has the pre-activations.
 inline Tensor layer_backward(const LayerTensors& layer, const PreActivations& p, const Tensor& x,
                              const Tensor& grad, bool x_needed, const bool* needed, Tensor* grads) {
   std::vector<Tensor> gz;  // one per weight
@@ -131,8 +131,8 @@ inline Tensor layer_backward(const LayerTensors& layer, const PreActivations& p,
   return grad_x;
 }
 
-// Gradients of x (first) and of the params that need one. Hidden values are computed again, not kept
-// from the forward. `needed` has one flag for x and one for each of params.
+// Gradients of x (first) and of the params that need one. Hidden values are computed again; the
+// forward does not keep them. `needed` has one flag for x and one for each of params.
 inline std::vector<Tensor> chain_backward(const Tensor& grad, const Tensor& x, TensorList params,
                                           const Spec& spec, const bool* needed) {
   std::vector<Tensor> inputs{x}, grads(1 + params.size());

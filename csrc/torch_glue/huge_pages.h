@@ -1,7 +1,7 @@
-// Memory for packed copies, in huge pages where the system grants them on request: streaming 19 MB of
-// panels through 4 KB pages walks the page table 4,700 times. Small copies share slabs, since a model has
-// many: a slab is given back when the last copy in it is gone, and to the system, not to malloc, which keeps
-// blocks of this size for itself.
+// Memory for packed copies, in huge pages where the system grants them: streaming 19 MB of panels
+// through 4 KB pages walks the page table 4,700 times. Small copies share slabs, since a model has
+// many. A slab goes back to the system when its last copy is gone; malloc would keep blocks of this
+// size.
 #pragma once
 #include <ATen/ATen.h>
 #include <sys/mman.h>
@@ -18,7 +18,8 @@ class Slab {
   static constexpr size_t kHuge = size_t(2) << 20;
 
   explicit Slab(size_t bytes) : size_((bytes + kHuge - 1) / kHuge * kHuge) {
-    // Addresses for one huge page more than needed; what lies before and behind the aligned part goes back.
+    // Reserve one huge page more than needed, and unmap what lies before and behind the aligned
+    // part.
     const size_t reserved = size_ + kHuge;
     void* start =
         mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -28,13 +29,13 @@ class Slab {
     if (before) munmap(start, before);
     munmap(data_ + size_, kHuge - before);
 #if defined(MADV_HUGEPAGE)
-    madvise(data_, size_, MADV_HUGEPAGE);  // a wish: without it the copy works the same
+    madvise(data_, size_, MADV_HUGEPAGE);  // only advice: the copy works without it
 #endif
   }
   Slab(const Slab&) = delete;
   ~Slab() { munmap(data_, size_); }
 
-  // Null if there is no room.
+  // Returns null if there is no room.
   char* take(size_t bytes) {
     constexpr size_t kLine = 64;
     const size_t rounded = (bytes + kLine - 1) / kLine * kLine;

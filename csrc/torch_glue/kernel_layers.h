@@ -1,4 +1,5 @@
-// Layers as the kernels take them, with weights where they lie in their tensors. packed_weights.h has packed ones.
+// An op's tensors as the layers that kernels take, with weights read where they lie.
+// packed_weights.h does the same for packed weights.
 #pragma once
 #include "argument_checks.h"
 #include "layer_tensors.h"
@@ -24,7 +25,7 @@ inline Product product_of(const LayerSpec& s, const Tensor& w, const Tensor* bia
   }
   return p;
 }
-// The part of a product that starts `skip` outputs later and takes every `step`-th.
+// Every `step`-th output of a product, from output `skip` on.
 inline Product part_of(Product p, int64_t skip, int64_t step, size_t element) {
   p.weight = static_cast<const char*>(p.weight) + skip * p.stride_n * int64_t(element);
   p.stride_n *= step;

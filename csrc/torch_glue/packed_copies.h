@@ -1,5 +1,5 @@
-// Packed copies of weights that outlive a call, and what tells that the weights are still the ones a copy was
-// made from. PackedCopies have numbers, so that a graph can hold on to one: see chain_kept.
+// Packed copies of weights that outlive a call, and the check that the weights have not changed
+// since. Copies have numbers, so that a graph can refer to one: see chain_kept.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -21,20 +21,21 @@ namespace torchweld {
 
 using at::Tensor;
 
-// One tensor as it was. The storage is held weakly: its address cannot be given to another storage while
-// we look, so comparing addresses is enough (after `p.data = new` the allocator gave pointer and version
-// back in 15 of 50 tries). A fused optimizer and edits through `.data` leave no trace in the version: for
-// them, a strided sample of the contents here, and the rest by and by: see rolling_check.h.
+// One tensor as it was when it was packed. The storage is held weakly, so its address cannot be
+// reused and comparing addresses is enough (after `p.data = new` the allocator gave the same
+// pointer and version in 15 of 50 tries). A fused optimizer and edits through `.data` do not change
+// the version. A strided sample of the contents catches most of those; rolling_check.h finds the
+// rest within 1,000 calls.
 struct SeenTensor {
   static constexpr int kSamples = 16;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   const char* data;
-  size_t nbytes;  // of the storage, which can be resized under the tensor and stay where it is
+  size_t nbytes;  // of the storage, which can be resized in place under the tensor
   uint32_t version;
   at::DimVector sizes, strides;
   std::array<int64_t, kSamples> offsets;  // in elements
   std::array<uint64_t, kSamples> contents;
-  int64_t element;  // bytes of one
+  int64_t element;  // bytes per element
 
   static uint32_t version_of(const Tensor& t) {
     return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
@@ -49,10 +50,10 @@ struct SeenTensor {
         element(int64_t(t.element_size())) {
     offsets.fill(0);
     contents.fill(0);
-    // What pack is going to refuse is not read.
+    // Do not read what `pack` will refuse.
     if (t.numel() == 0 || t.dim() < 1 || t.dim() > 2 || !has_its_memory(t)) return;
-    // One sample in every sixteenth of the rows and in every sixteenth of the columns, so that the edit
-    // of a block of an eighth of either is met wherever it lies.
+    // One sample in every sixteenth of the rows and in every sixteenth of the columns, so that an
+    // edit of an eighth of all rows or columns is seen wherever it lies.
     const int64_t columns = t.dim() == 2 ? t.size(1) : 1, rows = t.numel() / columns;
     for (int i = 0; i < kSamples; ++i) {
       const int64_t row = (rows - 1) * i / (kSamples - 1);
@@ -65,7 +66,7 @@ struct SeenTensor {
     });
   }
 
-  // `body` gets the data as whole numbers of the element's size.
+  // Calls `body` with the data as integers of the element's size.
   template <class F>
   bool visit(F&& body) const {
     if (element == 2) return body(reinterpret_cast<const uint16_t*>(data));
@@ -87,17 +88,19 @@ struct SeenTensor {
   }
 };
 
-// Any thread may use it; what `get` returns stays whole when another thread makes it anew.
+// Safe to use from any thread. A tensor that `get` returned stays valid when another thread makes a
+// new copy.
 class PackedCopy {
  public:
-  // The copy, made if there is none of these very weights. `times` is told how often one was made so far.
+  // Returns the copy, and makes it first if there is none of exactly these weights. `times` is set to
+  // how often a copy was made so far.
   Tensor get(c10::ArrayRef<const Tensor*> params, std::string_view spec, int64_t* times = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!fresh(params, spec) || !rolling_.unchanged()) make(params, spec);
     if (times) *times = times_;
     return packed_;
   }
-  // Whether the copy that was made so many times is still the one of these very weights.
+  // Whether the copy of that time is still there, and still the one of exactly these weights.
   bool still(c10::ArrayRef<const Tensor*> params, std::string_view spec, int64_t times) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return times == times_ && fresh(params, spec);
@@ -131,7 +134,7 @@ class PackedCopy {
     drop();
     std::vector<Tensor> owned;
     for (const Tensor* p : params) owned.push_back(*p);
-    // Looked at before they are copied: an edit in between is then met by a later look.
+    // Record the weights before copying them: a later check then sees an edit made in between.
     for (const Tensor& p : owned) seen_.emplace_back(p);
     rolling_.watch(params);
     packed_ = pack.call(owned, spec);
@@ -156,7 +159,8 @@ class PackedCopy {
   int64_t times_ = 0;  // made so far
 };
 
-// The copies of this process by number. They live as long as their owners; a number is never used again.
+// The copies of this process by number. They live as long as their owners. A number is never
+// reused.
 class PackedCopies {
  public:
   struct Numbered {
@@ -166,10 +170,10 @@ class PackedCopies {
   static Numbered add() {
     PackedCopies& all = instance();
     const int64_t number = ++all.last_;
-    // Below the dispatcher: whatever mode is on, this has to be a real tensor.
+    // Below the dispatcher, since this has to be a real tensor under every mode.
     Tensor tensor = at::detail::empty_cpu({1}, at::kLong);
     *tensor.mutable_data_ptr<int64_t>() = number;
-    // Before the lock is taken, which the copy takes when it goes.
+    // Before locking, since the copy's deleter takes the same lock.
     std::shared_ptr<PackedCopy> copy(new PackedCopy, [number](PackedCopy* p) {
       instance().remove(number);
       delete p;
@@ -178,7 +182,7 @@ class PackedCopies {
     all.copies_[number] = copy;
     return {std::move(copy), std::move(tensor)};
   }
-  // Null for a number of another process, or of a copy that is gone.
+  // Returns null for a number of another process, or of a copy that is gone.
   static std::shared_ptr<PackedCopy> find(const Tensor& number) {
     if (number.scalar_type() != at::kLong || number.numel() != 1 || !number.device().is_cpu())
       return nullptr;

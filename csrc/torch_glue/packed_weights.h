@@ -1,5 +1,5 @@
-// Packed weights, all layers of a block in one byte tensor: a header, then each layer's panels, all at offsets of
-// whole cache lines.
+// Packed weights: all layers of a block in one byte tensor. A header comes first, then each layer's
+// panels, all at offsets of whole cache lines.
 #pragma once
 #include <cstddef>
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace torchweld {
 
-// `sum` is the checksum of everything behind it up to the first panel.
+// `sum` is the checksum of everything from `version` to the first panel.
 struct PackedHeader {
   static constexpr int64_t kMagic = 0x646c657768637274;  // "trchweld"
   static constexpr int64_t kVersion = 2;
@@ -27,7 +27,7 @@ inline size_t entries_end(size_t count) {
 inline int64_t hash_of(std::string_view text) {
   return int64_t(std::hash<std::string_view>{}(text));
 }
-// Every word counts by an odd factor of its own, so the change of one is always seen.
+// Each word has its own odd factor, so the change of a single word is always seen.
 inline int64_t sum_of_header(const char* base, size_t count) {
   const size_t end = entries_end(count);
   uint64_t sum = 0, factor = 0x9e3779b97f4a7c15;
@@ -40,7 +40,7 @@ inline int64_t sum_of_header(const char* base, size_t count) {
   return int64_t(sum);
 }
 
-// Where the layers of a packed tensor lie: where each begins, and the end of all. Asks for sizes alone.
+// Where each layer of a packed tensor begins, and where the last one ends. Depends on sizes only.
 struct PackedPlan {
   std::vector<PackedEntry> entries;
   size_t end;
@@ -54,7 +54,8 @@ inline PackedPlan plan_packed(const Layers& layers, DType dtype) {
   return plan;
 }
 
-// A group's members all read x and may stand in any sizes; a chain's must fit each other.
+// Checks each layer by itself. Whether a chain's layers fit each other is checked when the packed
+// tensor is used, since a group's need not.
 template <class Int>
 std::vector<LayerSizes<Int>> check_packable(TensorList params, const Spec& spec) {
   TORCHWELD_CHECK(!params.empty() && int64_t(params.size()) == tensor_count(spec),
@@ -90,7 +91,7 @@ inline Tensor pack_weights(TensorList params, std::string_view text) {
   return packed;
 }
 
-// Nothing at all, or tensors that the kernels cannot read.
+// Refuses: there are no tensors, or the kernels cannot read them.
 inline Tensor pack_elsewhere(TensorList params, std::string_view text) {
   check_packable<c10::SymInt>(params, spec_of(text));
   TORCHWELD_CHECK(false, "torchweld: weights on ", params[0].device(),
@@ -98,7 +99,7 @@ inline Tensor pack_elsewhere(TensorList params, std::string_view text) {
                   "torchweld::chain or group there");
 }
 
-// As large as pack_weights would make it, by the same plan, with the kernels that are in use.
+// Shapes only: as large as pack_weights would make it, with the kernels in use.
 inline Tensor pack_meta(TensorList params, std::string_view text) {
   const Spec& spec = spec_of(text);
   const auto sizes = check_packable<c10::SymInt>(params, spec);
@@ -112,8 +113,8 @@ inline Tensor pack_meta(TensorList params, std::string_view text) {
   return at::empty({int64_t(bytes)}, params[0].options().dtype(at::kByte));
 }
 
-// The tensor can be anything: nothing is believed that could lead out of it. Beyond the sum, which finds what was
-// edited or cut off, every size is computed anew from what was checked before.
+// The tensor can hold anything, so no field may lead outside of it. The sum finds edits and cuts;
+// beyond that, packed_layers computes every size again from checked values.
 inline PackedHeader checked_header(const Tensor& packed, const Spec& spec, std::string_view text) {
   const char* refused = nullptr;
   PackedHeader header{};

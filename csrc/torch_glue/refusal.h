@@ -1,18 +1,19 @@
-// The exception by which an op of ours says that it does not take what it was given.
+// The exception that our ops throw for arguments they do not accept.
 #pragma once
 #include <c10/util/Exception.h>
 
 namespace torchweld {
 
-// A ValueError to everyone; a type of its own, so that whoever has another way to go can tell it from the
-// exceptions of foreign code that ran meanwhile: hooks of saved tensors, modes, signal handlers.
+// Python sees a ValueError. It has its own type so that a caller with a fallback can tell it from
+// exceptions of other code that ran during the call: hooks of saved tensors, modes, signal
+// handlers.
 class Refusal : public c10::ValueError {
   using c10::ValueError::ValueError;
 };
 
 }  // namespace torchweld
 
-// Refuses, with a message made of what follows the condition, unless the condition holds.
+// Throws a Refusal unless the condition holds. The other arguments make the message.
 #define TORCHWELD_CHECK(condition, ...)                                                            \
   do {                                                                                             \
     if (!(condition)) [[unlikely]]                                                                 \

@@ -1,6 +1,7 @@
-// What finds a change of weights that leaves no other trace: at every few calls the next part of their memory
-// is compared with its checksum, so that all of it has been seen after 1,000 calls; after more where there are more
-// than 16 MB, so that a look costs no more. Not safe to be called by two threads at once.
+// Finds changes of weights that leave no other trace. Every few calls it compares the next part of
+// their memory with its checksum, so that 1,000 calls see all of it. Weights of more than 16 MB
+// take proportionally more calls, so that a check costs no more. Two threads must not use it at
+// once.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -16,9 +17,10 @@ namespace torchweld {
 
 using at::Tensor;
 
-// 64 bits that stand for `bytes` bytes: a change is seen but for about one chance in 2^64. Each step multiplies two words
-// to 128 bits and folds them, so every bit reaches every other. Four lanes, since a product has to be waited for.
-// With one product a word, which never misses the change of a single one, it took half as long again (EPYC).
+// A checksum of 64 bits, which misses a change with a chance of about 1 in 2^64. Each step
+// multiplies two words to 128 bits and folds them, so every bit reaches every other. Four
+// independent lanes hide the latency of the product. One product per word would never miss the
+// change of a single word, but took 1.5 times as long (EPYC).
 inline uint64_t checksum(const char* data, size_t bytes, uint64_t seed) {
   constexpr size_t kLanes = 4, kStep = kLanes * 2 * sizeof(uint64_t);
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
@@ -37,7 +39,8 @@ inline uint64_t checksum(const char* data, size_t bytes, uint64_t seed) {
       state[i] = folded(state[i] ^ a, kOdd ^ b);
     }
   };
-  // The memory is far away, and no loop that multiplies asks for it early enough by itself.
+  // The data comes from memory, and a loop of multiplications does not request it early enough by
+  // itself.
   constexpr size_t kAhead = 2 << 10;
   for (size_t i = 0; i < std::min(kAhead, bytes); i += kStep) __builtin_prefetch(data + i);
   size_t at = 0;
@@ -74,13 +77,13 @@ class Elements {
       inner_stride_ = t.stride(along) * element_;
       outer_ = t.size(1 - along);
       outer_stride_ = t.stride(1 - along) * element_;
-    }  // else it is refused: there are no layers of such tensors
+    }  // tensors of more dimensions are refused before they get here
   }
   int64_t count() const { return inner_ * outer_; }
   int64_t bytes() const { return count() * element_; }
   int64_t element() const { return element_; }
 
-  // Of `many` elements from `first`, row after row.
+  // The checksum of `many` elements from `first` on, row after row.
   uint64_t checksum_of(int64_t first, int64_t many) const {
     uint64_t sum = 0;
     for (int64_t row = first / inner_, column = first % inner_; many > 0; ++row, column = 0) {
@@ -114,10 +117,10 @@ class Elements {
 
 class RollingCheck {
  public:
-  static constexpr int64_t kCalls = 1000;      // after which everything was seen
-  static constexpr int64_t kBytes = 16 << 20;  // up to this size
+  static constexpr int64_t kCalls = 1000;      // after which everything was checked,
+  static constexpr int64_t kBytes = 16 << 20;  // if there is at most so much
 
-  // Reads all of the tensors.
+  // Takes the checksums; reads all of the tensors.
   void watch(c10::ArrayRef<const Tensor*> tensors) {
     clear();
     int64_t total = 0;
@@ -136,8 +139,8 @@ class RollingCheck {
     at_once_ = total > kBytes ? 1 : (count + kCalls - 1) / kCalls;
   }
 
-  // Whether the part that is next, if it is time for one, is what it was. Only where the tensors
-  // that were given to `watch` are known to be alive and to lie where they lay.
+  // Checks the next part if it is time for one, and returns whether it is unchanged. The tensors
+  // given to `watch` must be alive and must not have moved.
   bool unchanged() {
     if (++calls_ < every_ || parts_.empty()) return true;
     calls_ = 0;
@@ -162,11 +165,12 @@ class RollingCheck {
     int64_t first, count;  // in elements
     uint64_t sum;
   };
-  // Nobody else reads this memory, so a part's first line comes from far away. Long parts now and then cost
-  // less than short ones often, and a call that meets one should not be much longer than others.
+  // Nothing else reads this memory, so the first line of each part is a cache miss. A few long
+  // parts cost less than many short ones, but a call that checks one should not be much slower than
+  // others.
   static constexpr int64_t kLong = 8 << 10, kShort = 1 << 10, kRarest = 64;
   static constexpr int64_t kParts =
-      kCalls * 19 / 20;  // some are shorter: those at the ends of tensors
+      kCalls * 19 / 20;  // leaves room for shorter parts at the ends of tensors
   static int64_t part_bytes(int64_t total) {
     const int64_t every =
         std::clamp<int64_t>(kLong * kParts / std::max<int64_t>(total, 1) + 1, 1, kRarest);

@@ -1,10 +1,10 @@
-// Whether a tensor has the memory that its shape speaks of.
+// Whether a tensor's storage is large enough for its shape.
 #pragma once
 #include <ATen/ATen.h>
 
 namespace torchweld {
 
-// A storage can be resized under a strided tensor.
+// A storage can be resized under a strided tensor, so its shape alone does not tell.
 inline bool has_its_memory(const at::Tensor& t) {
   if (t.numel() == 0) return true;
   if (!t.has_storage() || !t.const_data_ptr()) return false;

@@ -3,11 +3,14 @@
 //   chain         CPU: our kernels. Any other device: the composition. Meta: shapes only.
 //   group         the same, several outputs.
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
-//   *_packed      CPU, reading that tensor, or one per member (group_of_packed). Not differentiable; the caller sees to freshness. How many features
-//                 come out is written in the tensor: ops.py has what stands for it where only shapes are known.
-//   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, which it sees to.
+//   *_packed      CPU, reading that tensor, or one per member (group_of_packed). Not differentiable;
+//                 the caller makes sure that it is fresh. Only the tensor's contents say how many
+//                 features come out; ops.py handles tensors that have only shapes.
+//   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps
+//                 it fresh.
 //
-// argument_checks.h refuses, kernel_layers.h and packed_weights.h find the weights, autograd.cpp has gradients and autocast.
+// argument_checks.h refuses, kernel_layers.h and packed_weights.h find the weights, autograd.cpp
+// has gradients and autocast.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
@@ -27,7 +30,7 @@ namespace {
 
 thread_local Run last_run_of_thread;
 
-// x as rows of features; copied only if its rows cannot be walked with one stride.
+// x as rows of features. It is copied only if its rows are not one stride apart.
 struct Rows {
   Tensor x;  // keeps the memory
   int64_t M, ld;
@@ -46,7 +49,7 @@ int threads_to_use() {
 Tensor output_like(const Tensor& x, int64_t N) {
   at::DimVector sizes(x.sizes());
   sizes.back() = N;
-  // below the dispatcher, which has nothing to decide here
+  // below the dispatcher, which would only cost time here
   return at::detail::empty_cpu(sizes, x.scalar_type());
 }
 
@@ -150,7 +153,7 @@ Tensor chain_kept_elsewhere(const Tensor& x, TensorList params, std::string_view
   return composed_chain(x, params, text);
 }
 
-// ---- Meta: shapes, with symbols kept, so that a changing batch is not compiled anew ----
+// ---- Meta: shapes only. Symbols are kept, so that another batch size does not compile again ----
 Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
   c10::SymDimVector sizes(x.sym_sizes());
   sizes.back() = N;
@@ -178,8 +181,9 @@ constexpr const char* kSchemas =
 
 const Run& last_run() { return last_run_of_thread; }
 
-// Our kernels compute in fp32. Where the CPU multiplies bf16 at twice that rate, torch's own product wins
-// on big calls: Zen 4, 768 -> 3072, 8 rows 1.08 and 128 rows 2.0 times as fast; 64 -> 256 from 400 rows.
+// Our kernels compute in fp32. Where the CPU multiplies bf16 at twice that rate, torch's own
+// product is faster on big calls: on Zen 4 1.08 times at 8 rows of 768 -> 3072 and 2.0 times at 128
+// rows; for 64 -> 256 from 400 rows on.
 bool composition_is_faster(const Tensor& x, TensorList params) {
   if (x.scalar_type() != at::kBFloat16 || !multiplies_bf16()) return false;
   const int64_t rows = x.size(-1) ? x.numel() / x.size(-1) : 0;

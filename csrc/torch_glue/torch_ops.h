@@ -1,4 +1,4 @@
-// What torch_ops.cpp offers to extension_module.cpp beyond the registered ops.
+// What torch_ops.cpp offers to the Python glue beyond the registered ops.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,7 +8,7 @@ namespace torchweld {
 
 const Run& last_run();  // of the calling thread
 
-// Whether a chain on CPU is better left to torch's own ops; `chain` then does so.
+// Whether torch's own ops are faster for a chain on CPU; `chain` then uses them.
 bool composition_is_faster(const at::Tensor& x, at::TensorList params);
 
 }  // namespace torchweld

@@ -36,7 +36,7 @@ from torchweld.bench.eager_block import EagerBlock, tensors_of
 from torchweld.bench.grid import BLOCKS
 from torchweld.core.errors import NotMeasuredError, TorchweldError, UnsupportedError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build, measured_peaks
 from torchweld.ops.backends import mkldnn_linears, reference_backend
 from torchweld.report.bench_text import bench_head, bench_sections
 from torchweld.report.style import to_text
@@ -45,7 +45,7 @@ from torchweld.timing import CallableSide
 DATA = Path(__file__).parent.parent / "data"
 
 NEEDS_KERNELS = pytest.mark.skipif(
-    hardware.build_problem() is not None, reason="needs the compiled kernels"
+    kernel_build.build_problem() is not None, reason="needs the compiled kernels"
 )
 NEEDS_MKLDNN = pytest.mark.skipif(
     bool(mkldnn_linears.reasons(torch.float32, torch.device("cpu"))),
@@ -140,7 +140,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is() -> None:
 def test_without_kernels_torch_serves_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
-    monkeypatch.setattr(hardware, "build_problem", lambda: "there is no compiler; get one")
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: "there is no compiler; get one")
     bench = plan([case()])
     assert bench.backends == ("torch",)
     assert bench.notes == ("not used: cpu: there is no compiler; get one",)
@@ -156,7 +156,7 @@ def test_the_kernels_come_first_and_torch_beside_them_where_nobody_else_is() -> 
     bench = plan([case()])
     assert (bench.backends, bench.notes, bench.left_out) == (("cpu", "torch"), (), {})
     assert bench.names == ("eager", "torch", "cpu")
-    assert bench.isa == hardware.isa_in_use()
+    assert bench.isa == kernel_build.isa_in_use()
     assert plan([case()], (), ("eager", "mkldnn")).names == ("eager", "mkldnn", "cpu")
 
 
@@ -172,12 +172,12 @@ def test_a_peer_that_is_not_installed_is_left_out_with_how_to_get_it(
 def test_peaks_that_a_probe_exceeds_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
-    def peaks(measure: bool = False) -> hardware.Peaks:
+    def peaks(measure: bool = False) -> measured_peaks.Peaks:
         asked.append(measure)
         return PEAKS
 
-    monkeypatch.setattr(hardware, "peaks", peaks)
-    monkeypatch.setattr(hardware, "holds", lambda kept, dtypes: True)
+    monkeypatch.setattr(measured_peaks, "peaks", peaks)
+    monkeypatch.setattr(measured_peaks, "holds", lambda kept, dtypes: True)
     monkeypatch.setattr(participants, "_reads_hold", lambda kept: True)
     assert participants.machine_peaks() == (PEAKS, ())
     monkeypatch.setattr(participants, "_reads_hold", lambda kept: False)
@@ -190,19 +190,19 @@ def test_peaks_that_a_probe_exceeds_are_measured_anew(monkeypatch: pytest.Monkey
 def test_exceeded_peaks_that_cannot_be_measured_anew_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def peaks(measure: bool = False) -> hardware.Peaks:
+    def peaks(measure: bool = False) -> measured_peaks.Peaks:
         if measure:
             raise NotMeasuredError("the machine is busy; try again")
         return PEAKS
 
     asked: list[tuple[str, ...]] = []
 
-    def holds(kept: hardware.Peaks, dtypes: tuple[str, ...]) -> bool:
+    def holds(kept: measured_peaks.Peaks, dtypes: tuple[str, ...]) -> bool:
         asked.append(dtypes)
         return False
 
-    monkeypatch.setattr(hardware, "peaks", peaks)
-    monkeypatch.setattr(hardware, "holds", holds)
+    monkeypatch.setattr(measured_peaks, "peaks", peaks)
+    monkeypatch.setattr(measured_peaks, "holds", holds)
     found, (note,) = participants.machine_peaks(("bfloat16",))
     assert found is None  # every share would be too high
     assert asked == [("bfloat16",)]
@@ -211,7 +211,7 @@ def test_exceeded_peaks_that_cannot_be_measured_anew_are_not_used(
 
 @NEEDS_KERNELS
 def test_a_memory_that_reads_faster_than_its_peak_exceeds_it() -> None:
-    def reading(gbps: float) -> hardware.Peaks:
+    def reading(gbps: float) -> measured_peaks.Peaks:
         row = replace(PEAKS.read[0], working_set_bytes=1 << 20, gbps=gbps)
         return replace(PEAKS, read=(replace(row, threads=torch.get_num_threads()),))
 
@@ -224,7 +224,7 @@ def test_peaks_that_cannot_be_measured_are_done_without(monkeypatch: pytest.Monk
         if measure:
             raise NotMeasuredError("the machine is busy; try again")
 
-    monkeypatch.setattr(hardware, "peaks", peaks)
+    monkeypatch.setattr(measured_peaks, "peaks", peaks)
     found, notes = participants.machine_peaks()
     assert found is None
     assert notes == ("no share of this machine's peak is shown: the machine is busy; try again",)

@@ -15,7 +15,7 @@ from torchweld.bench.bench_results import TOO_LOW
 from torchweld.bench.bench_rows import csv_text, kept
 from torchweld.bench.estimates import Pace, expected_s, startup_s
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine.hardware import ReadPeak
+from torchweld.machine.measured_peaks import ReadPeak
 
 
 def test_the_summary_is_of_the_first_backend_and_of_measured_cells() -> None:

@@ -28,12 +28,12 @@ from torchweld.bench.table_runtimes import module_of
 from torchweld.core.blocks import format_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 from torchweld.ops.backends import reference_backend
 from torchweld.plans.known_speeds import FORM, KnownSpeed, SpeedCell, table_text
 
 NEEDS_KERNELS = pytest.mark.skipif(
-    hardware.build_problem() is not None, reason="needs the compiled kernels"
+    kernel_build.build_problem() is not None, reason="needs the compiled kernels"
 )
 BLOCKS = (
     MlpShape(sizes=(5, 7), activation="identity"),

@@ -20,7 +20,7 @@ from torchweld.cli import bench_command as bench_verb
 from torchweld.cli import bench_progress
 from torchweld.cli.bench_progress import Keeper
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware, load
+from torchweld.machine import kernel_build, load
 from torchweld.models import MODELS
 from torchweld.plans import planner
 from torchweld.report.bench_text import bench_head, bench_sections
@@ -30,7 +30,7 @@ from torchweld.timing import Verdict
 Bencher = Callable[..., tuple[int, str, str]]
 SMALL = ("--block", "gelu", "--sizes", "8x16x4", "--rows", "3")
 NEEDS_KERNELS = pytest.mark.skipif(
-    hardware.build_problem() is not None, reason="needs the compiled kernels"
+    kernel_build.build_problem() is not None, reason="needs the compiled kernels"
 )
 
 
@@ -153,7 +153,7 @@ def test_single_calls_and_callers_are_hot_and_say_so_where_the_rest_is_cold(
 def test_packed_weights_are_accounted_for(bench: Bencher) -> None:
     _, out, _ = bench(*SMALL)
     assert "of packed weights beside 768 B." in squeezed(out)
-    assert f"kernels for {hardware.isa_in_use()}" in out
+    assert f"kernels for {kernel_build.isa_in_use()}" in out
     assert line_with("8→16→4", out).split()[-2:] == ["packed", "single"]
 
 

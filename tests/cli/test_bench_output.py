@@ -25,7 +25,7 @@ from torchweld.cli.main import run
 from torchweld.core import files
 from torchweld.core.errors import TorchweldError
 from torchweld.history import History, RunWriter
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 
 Bencher = Callable[..., tuple[int, str, str]]
 SMALL = ("--block", "gelu", "--sizes", "8x16x4", "--rows", "3")
@@ -265,7 +265,7 @@ def cells_kept(file: Path) -> int:
 def test_without_kernels_it_works_and_says_so(
     bench: Bencher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "build_problem", lambda: "there is no compiler; get one")
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: "there is no compiler; get one")
     code, out, _ = bench(*SMALL)
     assert code == 0
     assert "no compiled kernels" in out

@@ -17,12 +17,13 @@ from torch import nn
 from torchweld.cli import fuse_command as fuse_verb
 from torchweld.cli import profile_command as profile_verb
 from torchweld.cli.main import run
-from torchweld.core.inputs import as_workloads
-from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.history import Fingerprint, History, store
 from torchweld.plans import planner, whole_model
 from torchweld.plans.plan import Plan, Whole
+from torchweld.plans.planner import PlanWithRounds
+from torchweld.plans.tuning import TunedBlocks
+from torchweld.plans.whole_model import MeasuredWhole
 
 Captured = pytest.CaptureFixture[str]
 Say = Callable[..., tuple[int, str, str]]
@@ -255,7 +256,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Plan:
         planned=(),
         whole=(one,),
     )
-    monkeypatch.setattr(fuse_verb, "make_plan", lambda *_, **__: made)
+    timed = PlanWithRounds(plan=made, wholes=(MeasuredWhole(whole=one),))
+    monkeypatch.setattr(fuse_verb, "plan_with_rounds", lambda *_: timed)
     return made
 
 
@@ -277,22 +279,14 @@ def test_a_plan_is_kept_with_the_rounds_of_the_whole_model(
 ) -> None:
     monkeypatch.setattr(whole_model, "compare", FakeCompare(speedup=3.2))
 
-    def make_plan(model: nn.Module, given: list[Any], **_: object) -> Plan:
+    def plan_with_rounds(model: nn.Module, given: list[Any], _: object) -> PlanWithRounds:
         """Welds by force, and times the whole all the same."""
         made = planner.plan(model, given, force=True)
-        (workload,) = as_workloads(given)
-        one = whole_model.measure_whole(
-            model,
-            made.decisions,
-            made.planned,
-            workload,
-            training=False,
-            budget_s=1.0,
-            predicted=NotMeasured("nobody asked"),
-        )
-        return replace(made, whole=(one,))
+        tuned = TunedBlocks(planned=made.planned, training=False)
+        one = whole_model.measure_whole(model, tuned, given[0], budget_s=1.0)
+        return PlanWithRounds(plan=replace(made, whole=(one.whole,)), wholes=(one,))
 
-    monkeypatch.setattr(fuse_verb, "make_plan", make_plan)
+    monkeypatch.setattr(fuse_verb, "plan_with_rounds", plan_with_rounds)
     file = tmp_path / "plan.json"
     assert say("fuse", "policy", "--no-profile", "--save", "main", "--out", str(file))[0] == 0
     timed, plan = json.loads(say("history", "show", "main", "--json")[1])["cells"]

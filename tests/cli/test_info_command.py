@@ -15,8 +15,12 @@ from torchweld.cli import info_command as info_verb
 from torchweld.cli.main import run
 from torchweld.core.errors import BuildError, NotMeasuredError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware
-from torchweld.machine.hardware import BuildInfo, Caches, FmaPeak, Hardware, Peaks, ReadPeak
+from torchweld.machine import hardware, kernel_build, measured_peaks
+from torchweld.machine.cpu_identity import Caches
+from torchweld.machine.hardware import Hardware
+from torchweld.machine.kernel_build import BuildInfo
+from torchweld.machine.measured_peaks import FmaPeak, Peaks, ReadPeak
+from torchweld.ops import backends
 
 MACHINE = Hardware(
     cpu_model="Example CPU with a rather long marketing name, 64-Core Processor @ 2.00 GHz",
@@ -35,19 +39,24 @@ PEAKS = Peaks(
     method="a method",
     fma=tuple(
         FmaPeak(dtype=dtype, threads=n, gflops=123.456 * n)
-        for dtype in hardware.PROBED_DTYPES
+        for dtype in measured_peaks.PROBED_DTYPES
         for n in (1, 2)
     ),
     read=tuple(
         ReadPeak(working_set_bytes=size, threads=n, gbps=78.9 * n)
-        for size in hardware.WORKING_SETS_BYTES
+        for size in measured_peaks.WORKING_SETS_BYTES
         for n in (1, 2)
     ),
 )
 BUILD = BuildInfo(torch="9.9.9", isas=("baseline", "avx2"), compiler="g++ 12", source_hash="0")
+ABILITIES = backends.backend_named("torch").abilities
 BACKENDS = (
-    SimpleNamespace(name="torch", unavailable=list),
-    SimpleNamespace(name="cuda", unavailable=lambda: ["no CUDA device", "CUDA part not built"]),
+    SimpleNamespace(name="torch", unavailable=list, abilities=ABILITIES),
+    SimpleNamespace(
+        name="cuda",
+        unavailable=lambda: ["no CUDA device", "CUDA part not built"],
+        abilities=replace(ABILITIES, devices=("cuda",), needs="a GPU", trains=False),
+    ),
 )
 
 Show = Callable[..., str]
@@ -62,7 +71,7 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         "build_problem": None,
         "isa_states": {"avx2": (True, True), "avx512": (True, False), "neon": (False, False)},
         "isa_in_use": "avx2",
-        "fingerprint": "abc",
+        "key_here": "abc",
         "peaks": None,
     }
 
@@ -77,12 +86,14 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     def show(*arguments: str, code: int = 0, **changes: Any) -> str:
         facts.update(changes)
         for name in facts:
-            monkeypatch.setattr(hardware, name, answer(name))
+            places = (hardware, kernel_build, measured_peaks, info_verb)
+            place = next(one for one in places if hasattr(one, name))
+            monkeypatch.setattr(place, name, answer(name))
         assert run(["info", *arguments]) == code
         out, err = capsys.readouterr()
         return err if code else out
 
-    monkeypatch.setattr(info_verb, "BACKENDS", BACKENDS)
+    monkeypatch.setattr(backends, "BACKENDS", BACKENDS)
     monkeypatch.delenv("TORCHWELD_ISA", raising=False)
     return show
 
@@ -99,9 +110,10 @@ def test_everything_asked_for_is_shown_within_100_columns(show: Show) -> None:
         assert fact in text
     assert "L1d 32 KiB, L2 1 MiB, L3 unknown" in text
     assert row(text, "float32")[1:3] == ["123.5", "246.9"]
-    assert text.count("78.9") == len(hardware.WORKING_SETS_BYTES)
+    assert text.count("78.9") == len(measured_peaks.WORKING_SETS_BYTES)
     assert row(text, "torch")[1:] == ["9.9.9"]
-    assert "no CUDA device; CUDA part not built" in text
+    assert "cuda cannot be used here: no CUDA device; CUDA part not built" in text
+    assert row(text, "cuda")[1:] == ["no", "cuda", "aten,", "mkldnn*", "no", "no", "a", "GPU"]
 
 
 def test_instruction_sets_tell_built_from_supported_from_used(show: Show) -> None:
@@ -159,6 +171,7 @@ def test_json_holds_the_same_facts(show: Show) -> None:
     assert data["build"]["isas"] == ["baseline", "avx2"]
     assert data["isas"][0] == {"name": "avx2", "built": True, "supported": True, "in_use": True}
     assert data["backends"][1]["reasons"] == ["no CUDA device", "CUDA part not built"]
+    assert data["backends"][1]["abilities"]["devices"] == ["cuda"]
     assert Peaks.from_json(json.dumps(data["peaks"])) == PEAKS
     assert data["problem"] is None
 
@@ -181,9 +194,9 @@ def test_the_real_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["info", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["hardware"]["torch_version"] == torch.__version__
-    assert data["problem"] == hardware.build_problem()
+    assert data["problem"] == kernel_build.build_problem()
     used = [isa for isa in data["isas"] if isa["in_use"]]
-    assert [isa["name"] for isa in used] == [hardware.isa_in_use()] * len(used)
+    assert [isa["name"] for isa in used] == [kernel_build.isa_in_use()] * len(used)
     assert all(isa["built"] and isa["supported"] for isa in used)
     assert bool(used) == (data["problem"] is None)
     assert {"reference", "torch", "cpu"} <= {backend["name"] for backend in data["backends"]}

@@ -14,7 +14,7 @@ import torchweld as tw
 from torchweld.cli.main import run
 from torchweld.cli.recordings import load_recorded, recorded_file
 from torchweld.core.errors import TorchweldError
-from torchweld.machine import hardware
+from torchweld.machine import hardware, measured_peaks
 from torchweld.profiles.profile import Profile
 from torchweld.report import chrome_trace
 
@@ -104,8 +104,8 @@ def test_models_are_no_files(
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = hardware.hardware().threads
     made = make_peaks(gflops=1000.0, gbps=100.0, threads=threads)
-    monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
-    monkeypatch.setattr(hardware, "holds", lambda kept: True)
+    monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
+    monkeypatch.setattr(measured_peaks, "holds", lambda kept: True)
 
 
 @pytest.mark.usefixtures("measured")

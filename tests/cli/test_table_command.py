@@ -17,14 +17,14 @@ from torchweld.cli import table_command
 from torchweld.cli.bench_command import bench as bench_verb
 from torchweld.cli.bench_command import check_options
 from torchweld.cli.bench_progress import Keeper
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 from torchweld.plans.known_speeds import FORM, TABLES, KnownSpeed, SpeedTable, load_table
 from torchweld.timing import Comparison
 
 Bencher = Callable[..., tuple[int, str, str]]
 TINY = ("--block", "relu,linear", "--sizes", "8x16", "--rows", "1,3")
 NEEDS_KERNELS = pytest.mark.skipif(
-    hardware.build_problem() is not None, reason="needs the compiled kernels"
+    kernel_build.build_problem() is not None, reason="needs the compiled kernels"
 )
 
 
@@ -54,7 +54,7 @@ def test_a_tiny_grid_makes_a_table_that_loads(
     assert (code, err) == (0, "")
     assert "fp32 cold" in out
     table = FORM.load("tiny.json")
-    assert table.isa == hardware.isa_in_use()
+    assert table.isa == kernel_build.isa_in_use()
     # Two blocks, two row counts, hot and cold, both ways.
     assert len(table.cells) == 16
     assert {cell.way for cell in table.cells} == {"packed", "natural"}

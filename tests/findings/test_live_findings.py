@@ -20,7 +20,7 @@ from torchweld import FusedMLP
 from torchweld.findings import Finding, combined_bound, diagnose
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.rules_fusion import mlp_blocks
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording import live_profile
@@ -32,7 +32,7 @@ PEAKS = make_peaks(gflops=1e6, gbps=1e5, threads=1)
 
 @pytest.fixture(autouse=True)
 def _short_profiles(monkeypatch: pytest.MonkeyPatch, calm_profiles: None) -> None:
-    monkeypatch.setattr(hardware, "peaks", lambda measure=False: PEAKS)
+    monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: PEAKS)
     monkeypatch.setattr(live_profile, "SET_SECONDS", 0.0)
     torch.set_num_threads(1)
 

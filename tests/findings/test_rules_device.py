@@ -12,7 +12,7 @@ from tests.support.made_profiles import Builder, kernel, make_device, tensor
 from torchweld.findings import combined_bound, diagnose
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.profile import Gap, Kernel, Profile
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 
 TRACES = Path(__file__).parents[1] / "traces"
 

@@ -296,19 +296,25 @@ def test_python_of_a_module_that_does_more_is_not_claimed() -> None:
 def test_what_replaces_a_module_is_called_as_well() -> None:
     """One call of the outermost module stays, as long as the cheapest in the profile."""
 
-    def saved_us(outer_us: float, inner_us: float) -> float:
+    def saved_us(outer_us: float, inner_us: float, fused_call_us: float | None = None) -> float:
         made = Model()
         made.module("block", python_us=outer_us)
         fc1, act, fc2 = (made.module(f"block.{n}", python_us=inner_us) for n in ("a", "b", "c"))
         h = made.run("gelu", made.linear(tensor(8, 64), 64, fc1), module=act)
         made.linear(h, 64, fc2)
         made.run("_softmax", tensor(8, 64))
-        finding = found(made.build(), "mlp-block")
+        profile = made.build()
+        if fused_call_us is not None:
+            profile = replace(profile, fused_call_us=fused_call_us)
+        finding = found(profile, "mlp-block")
         assert finding is not None
         return finding.saved_us
 
     base = saved_us(0.0, 0.0)
     assert saved_us(10.0, 4.0) == pytest.approx(base + 3 * 4.0 + 10.0 - 4.0)
+    assert saved_us(10.0, 4.0, fused_call_us=1.0) == saved_us(10.0, 4.0)
+    # A fused block that is known to cost more than that.
+    assert saved_us(10.0, 4.0, fused_call_us=7.0) == pytest.approx(base + 3 * 4.0 + 10.0 - 7.0)
     assert saved_us(3.0, 4.0) == pytest.approx(base + 3 * 4.0)
 
 

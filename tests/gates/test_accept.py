@@ -15,7 +15,7 @@ from torchweld.cli import gate_command as gate_cli
 from torchweld.cli.main import run
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
-from torchweld.gates import gate
+from torchweld.gates import gate_run
 from torchweld.history import History
 from torchweld.machine import load
 from torchweld.plans import planner
@@ -55,7 +55,7 @@ def accept(
                 ),
             )
 
-        monkeypatch.setattr(gate, "make_plan", plan)
+        monkeypatch.setattr(gate_run, "make_plan", plan)
         code = run(["gate", "--baseline", "main", "model.py:make", "--accept", *options])
         return code, *capsys.readouterr()
 

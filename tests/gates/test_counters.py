@@ -11,12 +11,13 @@ from torch import Tensor, nn
 import torchweld as tw
 from torchweld.core.errors import NotMeasuredError
 from torchweld.gates.counters import NAMES, Counters, count_step
-from torchweld.gates.kept_plan import both_faces, fit_of
 from torchweld.gates.outcome import CounterChange, changes_of, lost_blocks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.profiles.attributing.launches import counts_of
 from torchweld.welds.found_blocks import Refusal
+from torchweld.welds.swapping.faces import both_faces
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,7 +109,7 @@ def test_what_the_gate_welds_says_nothing_of_its_own() -> None:
     """The gate reports the original code itself; a warning would be an error here."""
     model, x = mlp().eval(), torch.randn(3, 8)
     made = tw.plan(model, x, force=True)
-    with both_faces(model, fit_of(model, made)), torch.no_grad():
+    with both_faces(model, fit_plan(model, made).decisions), torch.no_grad():
         model(torch.randn(4, 8))
         assert tw.stats(model)[""].originals == {"rows": 1}
 
@@ -183,7 +184,7 @@ def test_a_block_is_lost_with_the_reason() -> None:
     after = Counters(own=after.own, welded=after.welded, reasons={"c": "rows"})
     norm = "a layer norm between the Linears"
     refusal = Refusal(path="b", kind="Mlp", reason=norm, op="aten.layer_norm", where="model.py:7")
-    found = lost_blocks(before, after, {"b": refusal})
+    found = lost_blocks(before, after, [refusal])
     assert [(one.path, one.why) for one in found] == [
         ("b", f"{norm} (aten.layer_norm, model.py:7)"),
         ("c", "rows"),

@@ -20,12 +20,12 @@ from tests.support.made_comparisons import comparison
 from torchweld.cli.main import run
 from torchweld.core.errors import NotMeasuredError
 from torchweld.gates import fresh_process
-from torchweld.gates import gate as running
+from torchweld.gates import gate_run as running
 from torchweld.gates import rivalry as against
-from torchweld.gates.gate import Rival
+from torchweld.gates.gate_run import Rival
 from torchweld.gates.subject import Clock, Subject
 from torchweld.history import History
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.plans import planner
 from torchweld.welds.swapping import joint, welded_class
 
@@ -196,10 +196,10 @@ def test_time_passes_where_nothing_changed_and_a_slower_kernel_fails(
 @pytest.fixture
 def timed_elsewhere(folders: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline of another machine: the plan does not fit it, and its times say nothing."""
-    real = hardware.fingerprint
-    monkeypatch.setattr(hardware, "fingerprint", lambda: "another one")
+    real = fingerprint.key_here
+    monkeypatch.setattr(fingerprint, "key_here", lambda: "another one")
     assert gate("good", "--accept", "--no-time")[0] == 0
-    monkeypatch.setattr(hardware, "fingerprint", real)
+    monkeypatch.setattr(fingerprint, "key_here", real)
 
 
 @pytest.mark.usefixtures("timed_elsewhere")
@@ -279,7 +279,7 @@ def test_a_process_of_its_own_gives_a_comparison_or_says_why_not(
 ) -> None:
     monkeypatch.chdir(folders / "good")
     subject = Subject.load("model.py:make")
-    made = planner.plan(subject.model, subject.given, force=True)
+    made = planner.plan(subject.model, subject.workloads, force=True)
     found = fresh_process.compare_afresh(subject, made, 0, Clock(seconds=0.5))
     assert (found.baseline, found.candidate, found.threads) == ("eager", "welded", 1)
     assert found.rounds > 0

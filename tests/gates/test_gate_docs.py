@@ -22,10 +22,11 @@ from tests.support.made_comparisons import comparison
 
 from torchweld.cli.main import cli, run
 from torchweld.core.not_measured import NotMeasured
-from torchweld.gates import gate
+from torchweld.gates import gate_run
 from torchweld.gates import rivalry as against
-from torchweld.gates.gate import Rival
+from torchweld.gates.gate_run import Rival
 from torchweld.plans import planner
+from torchweld.plans.known_speeds import table_here
 
 DOCS = Path(__file__).parents[2] / "docs"
 BASH = pytest.mark.skipif(sys.platform == "win32", reason="the workflow runs on Linux")
@@ -79,7 +80,7 @@ def test_the_commands_of_the_workflow_run_in_their_order(
         return planner.plan(model, given, force=True, **options)
 
     monkeypatch.setattr(against, "rivalry", rivalry)
-    monkeypatch.setattr(gate, "make_plan", plan)
+    monkeypatch.setattr(gate_run, "make_plan", plan)
     monkeypatch.setenv("TORCHWELD_HISTORY", str(tmp_path / "work" / ".torchweld" / "h.sqlite"))
     for folder in ("work", "base"):
         write_model(tmp_path / folder / "my")
@@ -110,7 +111,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.skipif(shutil.which("git") is None, reason="the workflow needs git")
 def test_the_workflow_passes_on_a_busy_runner(checkout: Path, tmp_path: Path) -> None:
     """Every step as GitHub runs it, in processes, while others use all of the runner's cores."""
-    if isinstance(table := planner.table_here(), NotMeasured):
+    if isinstance(table := table_here(), NotMeasured):
         pytest.skip(f"nothing can be welded without timing: {table.reason}")
     (tmp_path / "bin").mkdir()
     shim = tmp_path / "bin" / "torchweld"

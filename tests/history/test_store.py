@@ -20,7 +20,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.history import History, RunWriter, fingerprint_here, of_comparison, store
 from torchweld.history.run_comparison import figures_of
 from torchweld.history.samples import to_comparison
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint, kernel_build
 from torchweld.timing import compare
 
 NOBODY = 65534
@@ -75,9 +75,9 @@ def test_a_run_says_where_it_was_measured(path: Path) -> None:
     with History.open(path) as history:
         found = history.runs()[0].fingerprint
     assert found == fingerprint_here()
-    assert found.key == hardware.fingerprint()
+    assert found.key == fingerprint.key_here()
     assert found.torchweld == "0.1.0"
-    build = hardware.build_info()
+    build = kernel_build.build_info()
     assert found.kernels == (build.source_hash if build is not None else None)
 
 

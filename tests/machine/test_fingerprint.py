@@ -11,7 +11,7 @@ from torch import nn
 
 import torchweld as tw
 from torchweld.core.errors import TorchweldError
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import Fingerprint, taken_here
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import mismatches
@@ -98,4 +98,4 @@ def test_a_plan_without_the_words_says_what_can_be_said() -> None:
 def test_a_plan_of_here_has_the_fingerprint_of_here() -> None:
     plan = tw.plan(mlp(), X, force=True)
     assert plan.made_on == taken_here()
-    assert plan.made_on.key == plan.fingerprint == hardware.fingerprint()
+    assert plan.made_on.key == plan.fingerprint == fingerprint.key_here()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -180,3 +181,16 @@ def test_generation_with_a_cache_is_recorded_and_runs_again() -> None:
         for workload in workloads:
             first, second = (workload.run(target.model).logits for _ in range(2))
             assert torch.equal(first, second), "the cache grew from run to run"
+
+
+@needs_transformers
+def test_code_in_a_folder_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MineConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(TorchweldError, match="transformers cannot build it"):
+        resolve(f"hf:{tmp_path}")
+    assert not (tmp_path / "ran").exists()

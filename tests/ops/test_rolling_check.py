@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import torchweld as tw
 from torchweld import ops
+from torchweld.core.blocks import parse_spec
 from torchweld.ops.backends import BACKENDS, Form
 from torchweld.ops.backends.weight_watch import WeightWatch, _Rolling
 
@@ -367,19 +368,20 @@ def test_signs_do_not_cancel() -> None:
 
 def test_copies_of_the_backends_are_looked_at_too() -> None:
     tensors = [torch.randn(64, 31), torch.randn(64)]
-    block = Form.of("chain", tw.blocks.parse_spec("gelu/b"), tensors)
+    block = Form.of("chain", parse_spec("gelu/b"), tensors)
     for backend in BACKENDS:
-        for mode in backend.modes:
-            if mode not in ("packed", "mkldnn") or backend.unavailable():
-                continue
+        mode = backend.abilities.packed_mode
+        if mode is not None and not backend.unavailable():
             with torch.no_grad():
-                run = backend.build(block, tensors, mode)
+                run = backend.build(block, tensors, mode.name)
                 run(X)
                 tensors[0].data[3, 5] += 4.0
                 for _ in range(1000):
                     y = run(X)
                 expected = torch.ops.torchweld.chain(X, tensors, "gelu/b")
-            torch.testing.assert_close(y, expected, msg=lambda text, mode=mode: f"{mode}: {text}")
+            torch.testing.assert_close(
+                y, expected, msg=lambda text, mode=mode: f"{mode.name}: {text}"
+            )
 
 
 def test_a_watch_of_views_reads_no_contents() -> None:

@@ -15,8 +15,7 @@ from torchweld.cli.main import run
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.models import MODELS
-from torchweld.plans.known_speeds import SpeedTable
-from torchweld.plans.planner import table_here
+from torchweld.plans.known_speeds import SpeedTable, table_here
 from torchweld.report.plan_text import sentence
 from torchweld.welds.swapping.swap import stats
 
@@ -70,7 +69,7 @@ def test_the_exit_code_tells_not_measured_from_not_faster(
 
     def told(verdict: str, speed: Speed | NotMeasured) -> int:
         def times(*args: object) -> dict[object, Timed]:
-            return dict.fromkeys(args[4], Timed(verdict=verdict, speed=speed))  # type: ignore[call-overload, arg-type]
+            return dict.fromkeys(args[3], Timed(verdict=verdict, speed=speed))  # type: ignore[call-overload, arg-type]
 
         monkeypatch.setattr(tuning, "time_choices", times)
         return run(["fuse", "policy", "--quick", "--no-profile", "--afresh"])
@@ -131,10 +130,10 @@ def test_what_no_table_knows_is_left_as_it_is() -> None:
 def test_without_a_table_nothing_is_welded_and_the_plan_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from torchweld.plans import planner
+    from torchweld.plans import tuning
 
     why = NotMeasured("no table of speeds for riscv is shipped")
-    monkeypatch.setattr(planner, "table_here", lambda: why)
+    monkeypatch.setattr(tuning, "table_here", lambda: why)
     model, inputs = MODELS["policy"].build()
     made = tw.plan(model, inputs, measure=False)
     assert made.decisions == ()

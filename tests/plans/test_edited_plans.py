@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.machine import hardware
-from torchweld.plans.plan import Plan
-from torchweld.plans.plan_fitting import structure_of
+from torchweld.machine import fingerprint, kernel_build
+from torchweld.plans.plan import Plan, structure_of
 from torchweld.plans.planner import apply, plan
 from torchweld.welds.swapping.original_code import OriginalCodeWarning
 from torchweld.welds.swapping.swap import undo, welded_paths
@@ -278,7 +277,7 @@ def test_a_plan_of_the_version_before_is_loaded_and_applied() -> None:
     with torch.no_grad():
         expected = net(X)
         # Saved on another machine.
-        found = replace(found, fingerprint=hardware.fingerprint(), torch=torch.__version__)
-        if hardware.compiled_part() is not None:
+        found = replace(found, fingerprint=fingerprint.key_here(), torch=torch.__version__)
+        if kernel_build.compiled_part() is not None:
             assert welded_paths(apply(net, found)) == ["mlp", "head"]
         torch.testing.assert_close(net(X), expected)

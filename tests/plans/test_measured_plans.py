@@ -20,10 +20,10 @@ import torchweld as tw
 from torchweld import ops
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
-from torchweld.plans import ceiling, planner, tuning, way_timing, whole_model
+from torchweld.plans import ceiling, planner, time_budget, tuning, way_timing, whole_model
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Trial, Tuning
 from torchweld.profiles.profile import About, Module, Profile
@@ -80,7 +80,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "compare", compare)
     monkeypatch.setattr(planner, "load_words", lambda: "")
     made = make_peaks(threads=torch.get_num_threads())
-    monkeypatch.setattr(hardware, "peaks", lambda measure=False: made)
+    monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
 
 
 def policy() -> tuple[nn.Module, Any]:
@@ -185,7 +185,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
         calls.append(1)
         # What really comes out may be "not measured", on a busy machine, and is not kept then.
         slow = way_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
-        return dict.fromkeys(args[4], slow)
+        return dict.fromkeys(args[3], slow)
 
     monkeypatch.setattr(tuning, "time_choices", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -388,7 +388,7 @@ def test_a_plan_fits_into_a_hundred_columns() -> None:
 def test_the_verdict_comes_first_and_details_on_request(
     steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "welding_bound", lambda profile: 2.5)
+    monkeypatch.setattr(whole_model, "welding_bound", lambda profile: 2.5)
     model, inputs = policy()
     profile = Profile(about=About(source="live", what="p"), step_us=1.0, modules=ROOT, ops=())
     made = tw.plan(model, inputs, budget_s=6, remember=False, profile=profile)
@@ -422,7 +422,7 @@ def test_fuse_leaves_a_plan_and_one_line_whatever_came_of_it(
 ) -> None:
     def busy(*args: Any) -> dict[Choice, way_timing.Timed]:
         unknown = way_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
-        return dict.fromkeys(args[4], unknown)
+        return dict.fromkeys(args[3], unknown)
 
     monkeypatch.setattr(tuning, "time_choices", busy)
     model, inputs = policy()
@@ -483,13 +483,13 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
     deadlines: list[float] = []
     real = tuning.tune
 
-    def tune(*args: Any, deadline_s: float, **kwargs: Any) -> Any:
-        deadlines.append(deadline_s - time.perf_counter())
-        return real(*args, deadline_s=deadline_s, **kwargs)
+    def tune(model: Any, blocks: Any, options: Any, budget: Any, memory: Any) -> Any:
+        deadlines.append(budget.blocks_end_s - time.perf_counter())
+        return real(model, blocks, options, budget, memory)
 
     monkeypatch.setattr(planner, "tune", tune)
     made = tw.plan(Slow().eval(), torch.randn(1, 64), budget_s=4.0)
-    assert 4.0 * (1 - planner.UNTIMED_SHARE) - 1.0 < deadlines[0] <= 3.6
+    assert 4.0 * (1 - time_budget.UNTIMED_SHARE) - 1.0 < deadlines[0] <= 3.6
     assert [d.block.path for d in made.decisions] == ["linear"]
     (one,) = made.whole
     assert one.verdict == "not measured"
@@ -500,11 +500,11 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
 
     # One that is quick is timed beside it, and needs time for that.
     both = tw.plan(Slow().eval(), [torch.randn(1, 64), torch.randn(2, 64)], budget_s=6.0)
-    assert deadlines.pop() <= 6.0 * (1 - planner.WHOLE_SHARE)
+    assert deadlines.pop() <= 6.0 * (1 - time_budget.WHOLE_SHARE)
     assert [one.verdict for one in both.whole] == ["not measured", "faster"]
 
     enough = tw.plan(Slow().eval(), torch.randn(1, 64), budget_s=20.0)
-    assert deadlines[1] <= 20.0 * (1 - planner.WHOLE_SHARE)
+    assert deadlines[1] <= 20.0 * (1 - time_budget.WHOLE_SHARE)
     assert enough.whole[0].verdict == "faster"
 
 

@@ -16,8 +16,8 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.models import MODELS
 from torchweld.plans.measurement_cache import MeasurementCache
-from torchweld.plans.plan import Plan, Planned, Trial, Tuning, Whole
-from torchweld.plans.planner import apply, fuse, plan, plan_of, structure_of
+from torchweld.plans.plan import Plan, Planned, Trial, Tuning, Whole, structure_of
+from torchweld.plans.planner import apply, fuse, plan, plan_of
 from torchweld.report.plan_text import sentence
 from torchweld.welds.decisions import Choice
 from torchweld.welds.found_blocks import Block
@@ -224,7 +224,7 @@ def test_a_wrong_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     from torchweld.plans import tuning
 
     def wrong(*args: object) -> Trial:
-        choice = args[2]
+        choice = args[3]
         assert isinstance(choice, Choice)
         why = NotMeasured("output: off")
         return Trial(choice=choice, verified=False, verdict="wrong", speed=why, error_ratio=9.0)

@@ -14,7 +14,7 @@ from torchweld.profiles.accounting.device_account import covered, device_account
 from torchweld.profiles.accounting.device_peaks import peaks_of
 from torchweld.profiles.events import KERNEL, MEMCPY, MEMSET, Event, Recording
 from torchweld.profiles.profile import Device, Profile
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 
 
 def profile_of(trace: MadeTrace, folder: Path) -> Profile:

@@ -10,7 +10,7 @@ from tests.support.made_traces import TRACES
 
 from torchweld.profiles.accounting.account import account, roofline
 from torchweld.profiles.profile import Gap, Profile, RuntimeCall
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 
 SIZE = 40_000  # bytes of a tensor of 100 x 100: 4 us
 

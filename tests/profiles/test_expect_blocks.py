@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchweld.core.errors import TorchweldError
 from torchweld.profiles.expecting.expectation import ExpectationError, check_profile, expect
 from torchweld.profiles.profile import About, Module, Op, Profile
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 
 
 @pytest.fixture

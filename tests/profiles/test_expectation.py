@@ -193,7 +193,7 @@ def test_a_failure_is_a_failed_assertion_and_not_an_error_of_ours(
         mlp(x)
     assert not isinstance(caught.value, ValueError)
     # pytest leaves such frames out, so that the test's own line is the last one shown.
-    ours = [e for e in caught.traceback if e.path.name == "expecting.py"]
+    ours = [e for e in caught.traceback if e.path.name == "expectation.py"]
     assert ours
     assert all(entry.ishidden(caught) for entry in ours)
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchweld as tw
 from torchweld.core.errors import TorchweldError
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.profile import Module, Op, Profile
 from torchweld.profiles.recording import live_profile, profile_building
@@ -25,7 +25,7 @@ from torchweld.profiles.recording.live_profile import profile
 pytestmark = pytest.mark.usefixtures("brief_profiles")
 
 # As they are before `brief_profiles` replaces them.
-MEASURED = hardware.peaks
+MEASURED = measured_peaks.peaks
 
 
 def module_at(found: Profile, path: str) -> Module:
@@ -184,12 +184,12 @@ def test_the_same_with_the_peaks_of_this_machine(
     wastes: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hardware, "peaks", MEASURED)
+    monkeypatch.setattr(measured_peaks, "peaks", MEASURED)
     assert_dominated(body, x, *wastes)
 
 
 def test_a_product_with_few_rows_is_a_slow_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "peaks", MEASURED)
+    monkeypatch.setattr(measured_peaks, "peaks", MEASURED)
     model = Inside(nn.Linear(2048, 2048, bias=False))
     found = least_disturbed(model, torch.randn(8, 2048))
     split = account(found).modules[1].split
@@ -344,7 +344,7 @@ def test_stacks_name_the_users_function_and_change_nothing_else() -> None:
     assert found.timing is not None
     assert found.timing.steps > 1  # the steps without stacks are the same to us
     (gelu, *_) = ops_of(found, "layers.0", "::gelu")
-    assert re.search(r"test_profile_live\.py\(\d+\): forward$", gelu.where)
+    assert re.search(r"test_live_profile\.py\(\d+\): forward$", gelu.where)
     assert not any(op.where for op in plain.ops)
 
 

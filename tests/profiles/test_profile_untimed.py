@@ -22,9 +22,9 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.findings import combined_bound, diagnose, welding_bound
 from torchweld.history import History
 from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.profile_diff import diff
 from torchweld.profiles.doubts import DOUBTFUL, doubt
 from torchweld.profiles.profile import Profile
-from torchweld.profiles.profile_diff import diff
 from torchweld.profiles.recording import core_waiting, live_profile, loop_profile
 from torchweld.profiles.recording.core_waiting import TOLERATED, CoreWaiting
 from torchweld.profiles.recording.profiler_overhead import Round, calmest

@@ -18,8 +18,8 @@ from tests.support.made_traces import TRACES, MadeTrace, a_folder, five_ops, nam
 
 from torchweld.core.errors import TorchweldError
 from torchweld.profiles.profile import About, Module, Profile
+from torchweld.profiles.recording.trace_profile import read_trace
 from torchweld.profiles.traces import trace_stream
-from torchweld.profiles.traces.trace_reading import read_trace
 
 # ---- forms of a file ----
 

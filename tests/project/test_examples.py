@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import torchweld as tw
-from torchweld.plans import planner
+from torchweld.plans import plan_options
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -25,7 +25,7 @@ def test_the_whole_model_of_the_readme_runs_as_it_stands(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Welded or not, as this machine measures; a call of original code would warn, and fail."""
-    monkeypatch.setattr(planner, "QUICK_S", 1.0)
+    monkeypatch.setattr(plan_options, "QUICK_S", 1.0)
     section = (ROOT / "README.md").read_text().partition("## A whole model")[2]
     found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert found is not None

@@ -26,7 +26,7 @@ from torchweld.history import History
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.account import account
-from torchweld.profiles.profile_diff import diff
+from torchweld.profiles.accounting.profile_diff import diff
 from torchweld.profiles.recording.live_profile import profile
 from torchweld.report.gate_text import outcome_lines
 from torchweld.report.style import to_text

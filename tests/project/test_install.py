@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
@@ -96,9 +96,8 @@ def test_the_compiled_part_can_be_declined(tmp_path: Path) -> None:
     (source / "src" / "torchweld" / "plans" / "tables" / "made_up.json").write_text("{}")
     done = install(source, target, environment(os.environ["PATH"], TORCHWELD_NO_EXT="1"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        target / "torchweld" / "plans" / "tables" / "made_up.json"
-    ).is_file()  # tables are shipped
+    # Tables are shipped.
+    assert (target / "torchweld" / "plans" / "tables" / "made_up.json").is_file()
     record = json.loads((target / "torchweld" / "_build_info.json").read_text())
     assert record == {"built": False, "reason": "TORCHWELD_NO_EXT was set when it was installed"}
     assert not list(target.glob("torchweld/_C.*.so"))
@@ -232,7 +231,7 @@ def test_an_object_is_made_again_when_its_command_or_a_header_changes(tmp_path: 
 
 def test_kernels_of_one_instruction_set_share_no_symbol_with_another() -> None:
     """A weak symbol is merged by the linker: AVX-512 code could then run on a CPU without it."""
-    build = hardware.build_info()
+    build = kernel_build.build_info()
     nm = shutil.which("nm")
     if build is None or nm is None:
         pytest.skip("needs the compiled part and nm")

@@ -34,16 +34,16 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 from torchweld.core.speeds import Speed
 from torchweld.findings import diagnose
-from torchweld.machine.hardware import Peaks
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.plans.known_speeds import FORM as TABLE_FORM
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, table_text
 from torchweld.plans.plan import FORM as PLAN_FORM
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.profile_diff import Diff, diff
 from torchweld.profiles.profile import FORM as PROFILE_FORM
 from torchweld.profiles.profile import Allocation, Compilation, Memory, Profile, TimeCheck
-from torchweld.profiles.profile_diff import Diff, diff
 from torchweld.report.bench_text import bench_head, bench_sections
 from torchweld.report.style import to_text
 from torchweld.timing import Comparison

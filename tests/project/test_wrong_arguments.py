@@ -84,6 +84,17 @@ CALLS: Calls = {
     "apply model": (lambda v: tw.apply(v, PLAN), set()),
     "apply plan": (lambda v: tw.apply(mlp(), v), set()),
     "apply on_mismatch": (lambda v: tw.apply(mlp(), PLAN, v), set()),
+    "Choice backend": (lambda v: tw.Choice(backend=v), set()),
+    "Choice packed": (lambda v: tw.Choice(backend="cpu", packed=v), {"a bool"}),
+    "Decision block": (lambda v: tw.Decision(block=v, by_rows=()), set()),
+    "Decision by_rows": (lambda v: tw.Decision(block=BLOCK, by_rows=v), {"a tuple"}),
+    "Decision training": (
+        lambda v: tw.Decision(block=BLOCK, by_rows=(), training=v),
+        {"a bool"},
+    ),
+    "weld model": (lambda v: tw.weld(v, []), {"a module"}),
+    "weld decisions": (lambda v: tw.weld(mlp(), v), {"a tuple"}),
+    "welded_paths model": (lambda v: tw.welded_paths(v), {"a module"}),
     "undo model": (lambda v: tw.undo(v), {"a module"}),
     "undo paths": (lambda v: tw.undo(mlp(), v), {"None", "a tuple"}),
     "plan_of model": (lambda v: tw.plan_of(v), {"a module"}),
@@ -142,6 +153,7 @@ CALLS: Calls = {
     "Diff text": (lambda v: tw.Diff.from_json(v), set()),
 }
 PLAN = tw.plan(mlp(), X, force=True)
+BLOCK = PLAN.planned[0].block
 # Results and errors, which users do not make; and what takes anything, to hand it on.
 TAKE_ANYTHING = {"Account", "Check", "Comparison", "ExpectationError", "Finding", "TorchweldError"}
 TAKE_ANYTHING |= {"Inputs", "NotMeasured", "OriginalCodeWarning"}

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.live_profile import profile as take
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 from torchweld.report import chrome_trace, folded, speedscope
 
 
@@ -222,7 +222,7 @@ def test_a_trace_of_ours_reads_back_as_the_same_step(tmp_path: Path) -> None:
 
 def test_a_trace_of_ours_is_priced_with_the_peaks_of_its_machine(tmp_path: Path) -> None:
     # More digits than times are read with as doubles.
-    profile = replace(blocks(), op_cost_us=1.0123456789012345678)
+    profile = replace(blocks(), op_cost_us=1.0123456789012345678, fused_call_us=2.5)
     peaks = make_peaks(gflops=100.12345678901234, gbps=10.0, threads=1)
     about = replace(profile.about, threads=1, torch="2.13", cpu="Example")
     profile = replace(profile, peaks=peaks, about=about)

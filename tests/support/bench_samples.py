@@ -6,7 +6,7 @@ from typing import Any
 
 from torchweld.bench import Bench, Case, Cell, Cost, MlpShape, OutputCheck, Result
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine.hardware import FmaPeak, Peaks, ReadPeak
+from torchweld.machine.measured_peaks import FmaPeak, Peaks, ReadPeak
 from torchweld.timing import Comparison, Verdict
 
 PLAIN = MlpShape(sizes=(8, 16, 4))

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchweld.machine.hardware import FmaPeak, Peaks, ReadPeak
+from torchweld.machine.measured_peaks import FmaPeak, Peaks, ReadPeak
 from torchweld.profiles.accounting.account import Split
 from torchweld.profiles.profile import (
     About,

@@ -472,7 +472,7 @@ def test_what_a_bigger_configuration_changes_is_not_the_form() -> None:
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
-        (lambda x: torch.where(x > 0, x, 0.0), "makes a finite value of NaN"),  # relu keeps NaN
+        (lambda x: torch.where(x > 0, x, 0.0), "gives a finite value for NaN"),  # relu keeps NaN
         (lambda x: torch.log1p(torch.exp(x)), "huge values"),  # where softplus does not overflow
         (lambda x: F.relu(x).clamp(max=1e30), "neither an activation"),
     ],

@@ -644,7 +644,7 @@ def test_decisions_that_make_no_group_are_refused() -> None:
         weld(plain, [replace(d, in_group=(*table, *table)) for d in decisions])
     model = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(5, 4)})
     block = replace(blocks[0], group="g", out_features=4, calls=(), valid=())
-    with pytest.raises(TorchweldError, match="do not take the same input"):
+    with pytest.raises(TorchweldError, match="does not take the input of a"):
         weld(
             model,
             [

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 import torchweld as tw
 from torchweld.core.errors import TorchweldError
+from torchweld.core.untold import untold
 from torchweld.welds.decisions import Decision
 from torchweld.welds.swapping import original_code
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import disabled, reweld, stats, undo, weld
 
 pytestmark = [

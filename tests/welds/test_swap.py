@@ -31,7 +31,7 @@ from torchweld import ops
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 from torchweld.numerics.rule import check_block
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Call
@@ -516,7 +516,7 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = model_of("mlp")
     monkeypatch.setattr(ops, "compiled", None)
     monkeypatch.setattr(ops, "problem", "it was not built")
-    monkeypatch.setattr(hardware, "build_problem", lambda: "it was not built")
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: "it was not built")
     with torch.no_grad():
         with pytest.warns(UserWarning, match="kernels are missing: it was not built"):
             y = model(X)
@@ -669,5 +669,5 @@ def test_decisions_are_saved_and_loaded() -> None:
     )
     text = json.dumps(to_plain(decision))
     assert from_plain(Decision, json.loads(text)) == decision
-    with pytest.raises(RecordError, match="must be one of 'cpu', 'torch', 'reference'"):
+    with pytest.raises(RecordError, match=r"'gpu'.*there are: cpu, torch, reference, compile"):
         from_plain(Decision, json.loads(text.replace('"cpu"', '"gpu"')))

@@ -29,7 +29,7 @@ from torchweld.core.records import (
     short,
     to_plain,
 )
-from torchweld.machine.hardware import TOLERATED_EXCESS, Peaks
+from torchweld.machine.measured_peaks import TOLERATED_EXCESS, Peaks
 from torchweld.timing import Comparison
 
 KIND, VERSION = "torchweld.bench", 3

@@ -22,7 +22,15 @@ from torchweld.bench.cases import SEED, MlpShape
 from torchweld.bench.eager_block import EagerBlock, linears_of, tensors_of
 from torchweld.bench.onnx_graphs import onnx_model
 from torchweld.core.activations import ACTIVATIONS, parse_activation
-from torchweld.ops.backends import BACKENDS, Form
+from torchweld.ops.backends import (
+    BACKENDS,
+    Backend,
+    BackendMode,
+    Form,
+    backend_named,
+    reference_backend,
+)
+from torchweld.ops.backends.backend import mode_of
 from torchweld.ops.fused_mlp import FusedMLP
 from torchweld.timing import CallableSide
 
@@ -119,7 +127,7 @@ class Torchweld(TorchRuntime):
 
     def details(self) -> dict[str, Any]:
         if ops.compiled is None:
-            return {"backend": "torch", "copied_bytes": 0}
+            return {"backend": reference_backend.BACKEND.name, "copied_bytes": 0}
         return {**ops.compiled.last_run(), "copied_bytes": self.module.packed_bytes}
 
 
@@ -127,9 +135,9 @@ class OwnBackend(TorchRuntime):
     """A backend of torchweld by name and mode, below the module."""
 
     def __init__(self, name: str, mode: str | None) -> None:
-        self.backend = next(backend for backend in BACKENDS if backend.name == name)
-        self.mode = mode or self.backend.modes[0]
-        self.countable = name != "compile"
+        self.backend = backend_named(name)
+        self.mode = mode_of(self.backend, mode)
+        self.countable = not self.backend.abilities.compiles
 
     def build(self) -> Callable[[Tensor], Tensor]:
         sizes = tuple(zip(self.mlp.sizes, self.mlp.sizes[1:], strict=False))
@@ -277,16 +285,16 @@ def fastest(calls: dict[str, Call], rounds: int = 7) -> str:
     return min(best_s, key=best_s.__getitem__)
 
 
-def _own(name: str, mode: str | None) -> Callable[[], Runtime]:
-    if name == "cpu":  # as users get it: through the module
-        return partial(Torchweld, packing=mode != "natural")
-    return partial(OwnBackend, name, mode)
+def _own(backend: Backend, mode: BackendMode | None) -> Callable[[], Runtime]:
+    if backend.abilities.c_forward:  # as users get it: through the module
+        return partial(Torchweld, packing=mode is None or mode.packs)
+    return partial(OwnBackend, backend.name, None if mode is None else mode.name)
 
 
 # Backends of ours by name, and with a mode: "torch", "torch:mkldnn". Peers keep their names.
 RUNTIMES: dict[str, Callable[[], Runtime]] = {
-    **{backend.name: _own(backend.name, None) for backend in BACKENDS},
-    **{f"{b.name}:{mode}": _own(b.name, mode) for b in BACKENDS for mode in b.modes},
+    **{backend.name: _own(backend, None) for backend in BACKENDS},
+    **{f"{b.name}:{mode.name}": _own(b, mode) for b in BACKENDS for mode in b.abilities.modes},
     "torchweld": Torchweld,
     "eager": Eager,
     "mkldnn": Mkldnn,

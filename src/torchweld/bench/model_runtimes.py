@@ -27,6 +27,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import Inputs, Workload, tensors_in
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
+from torchweld.core.untold import untold
 from torchweld.models.targets import Target
 from torchweld.numerics.model_check import depth_of, results, step_of, truth_of
 from torchweld.numerics.repeatable import check_repeatable
@@ -35,10 +36,8 @@ from torchweld.plans.plan import UNASKED, Plan
 from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.recording.live_profile import profile
-from torchweld.report.plan_text import sentence
 from torchweld.welds.swapping import swap
 from torchweld.welds.swapping.faces import Face
-from torchweld.welds.swapping.original_code import untold
 
 Call = Callable[[], Any]
 DIGEST_SAMPLES = 64
@@ -177,7 +176,7 @@ class TorchweldModel(EagerModel):
         stats = swap.stats(self.model)
         return {
             "kernel": f"{len(self.plan.decisions)} welded",
-            "sentence": sentence(self.plan),
+            "sentence": self.plan.sentence(),
             "ceiling": to_plain(limit),
             "predicted": to_plain(whole.predicted if whole else UNASKED),
             "promised": to_plain(whole.promised if whole else UNASKED),

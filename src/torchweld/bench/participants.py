@@ -16,13 +16,23 @@ from torchweld.bench.cases import Case, MlpShape
 from torchweld.bench.grid import parse_dtype
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.names import known
-from torchweld.machine import hardware
-from torchweld.ops.backends import BACKENDS, Form, mkldnn_linears, select
+from torchweld.machine import hardware, kernel_build, measured_peaks
+from torchweld.ops.backends import (
+    BACKENDS,
+    Form,
+    backend_named,
+    compile_backend,
+    mkldnn_linears,
+    select,
+    torch_backend,
+)
+from torchweld.ops.backends.backend import mode_of
 
 _CPU = torch.device("cpu")
 
 PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
 MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
+OWN = tuple(f"{b.name}:{mode.name}" for b in BACKENDS for mode in b.abilities.modes)
 OWN_MODEL = "torchweld"
 FLOAT32_ONLY = ("onnxruntime", "openvino")
 NEEDED = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx")}
@@ -48,8 +58,8 @@ def absent(peers: Sequence[str], needed: Mapping[str, Sequence[str]] = NEEDED) -
             package = " and ".join(missing)
             result[name] = f'{package} not installed: pip install "torchweld[bench]", or {package}'
         elif name.startswith("compile"):
-            compiler = next(b for b in BACKENDS if b.name == "compile").unavailable()
-            result.update({name: "; ".join(compiler)} if compiler else {})
+            missing = compile_backend.BACKEND.unavailable()
+            result.update({name: "; ".join(missing)} if missing else {})
     return result
 
 
@@ -64,18 +74,18 @@ def why_not(name: str, case: Case) -> str:
 
 def machine_peaks(
     dtypes: Sequence[str] = ("float32",),
-) -> tuple[hardware.Peaks | None, tuple[str, ...]]:
+) -> tuple[measured_peaks.Peaks | None, tuple[str, ...]]:
     """The peaks of this machine, measured if they have to be, and what to say about that.
 
     Kept ones that a probe of these dtypes, or of memory, exceeds are not used: every share of them
     would be too high.
     """
-    kept = hardware.peaks()
-    if kept is not None and hardware.holds(kept, dtypes) and _reads_hold(kept):
+    kept = measured_peaks.peaks()
+    if kept is not None and measured_peaks.holds(kept, dtypes) and _reads_hold(kept):
         return kept, ()
     why = "there were none" if kept is None else "those kept from before were exceeded"
     try:
-        return hardware.peaks(measure=True), (
+        return measured_peaks.peaks(measure=True), (
             f"this machine's peaks were measured before the cells, since {why}; they are kept",
         )
     except NotMeasuredError as error:
@@ -83,21 +93,27 @@ def machine_peaks(
         return None, (f"no share of this machine's peak is shown: {said}{error}",)
 
 
-def _reads_hold(kept: hardware.Peaks) -> bool:
-    """As `hardware.holds`, of what is read from memory."""
-    compiled, threads = hardware.compiled_part(), torch.get_num_threads()
+def _reads_hold(kept: measured_peaks.Peaks) -> bool:
+    """As `measured_peaks.holds`, of what is read from memory."""
+    compiled, threads = kernel_build.compiled_part(), torch.get_num_threads()
     largest = max(kept.read, key=lambda row: row.working_set_bytes, default=None)
     if compiled is None or largest is None:
         return True
     size = largest.working_set_bytes
     peak = kept.read_gbps(size, threads)
-    found = float(compiled.probe_read(size, threads, hardware.PROBE_SECONDS))
-    return peak is None or found < hardware.TOLERATED_EXCESS * peak
+    found = float(compiled.probe_read(size, threads, measured_peaks.PROBE_SECONDS))
+    return peak is None or found < measured_peaks.TOLERATED_EXCESS * peak
 
 
 def block_of(mlp: MlpShape) -> Form:
     sizes = tuple(zip(mlp.sizes, mlp.sizes[1:], strict=False))
     return Form(kind="chain", forms=mlp.forms, sizes=sizes)
+
+
+def _full_name(text: str) -> str:
+    """With its mode: a peer has the same name."""
+    backend = backend_named(text)
+    return f"{text}:{mode_of(backend, None)}"
 
 
 def plan(
@@ -121,7 +137,7 @@ def plan(
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
     peers = _peers(against, PEERS)
     notes: dict[str, None] = {}
-    names = dict.fromkeys("compile:inductor" if b == "compile" else b for b in backends)
+    names = dict.fromkeys(_full_name(text) if text in PEERS else text for text in backends)
     for case in cases:
         block, dtype = block_of(case.mlp), getattr(torch, parse_dtype(case.dtype))
         if case.rows < 1:
@@ -131,7 +147,8 @@ def plan(
             select(block, (), dtype, _CPU, name=name, mode=mode)
         if not backends:
             choice = select(block, (), dtype, _CPU)
-            names.update(dict.fromkeys((choice.backend.name, *(() if peers else ("torch",)))))
+            beside = () if peers else (torch_backend.BACKEND.name,)
+            names.update(dict.fromkeys((choice.backend.name, *beside)))
             notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in choice.passed_over))
     left_out = absent(peers)
     return _bench(
@@ -199,7 +216,7 @@ def _bench(
         torch=torch.__version__,
         cpu=here.cpu_model,
         cache=here.caches.l3_bytes or here.caches.l2_bytes or 0,
-        isa=None if hardware.build_problem() else hardware.isa_in_use(),
+        isa=None if kernel_build.build_problem() else kernel_build.isa_in_use(),
         threads=torch.get_num_threads(),
         backends=backends,
         against=against,

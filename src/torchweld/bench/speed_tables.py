@@ -18,11 +18,13 @@ from torchweld.bench.cases import Case, MlpShape, itemsize
 from torchweld.bench.grid import parse_dtype, parse_rows
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
+from torchweld.ops.backends import BACKENDS
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, Way
 
 # The module that has the sides, by the names of our backends and the way that each is.
 RUNTIMES = "torchweld.bench.table_runtimes"
-WAYS: dict[str, Way] = {"cpu": "packed", "cpu:natural": "natural"}
+TABLED = next(backend.name for backend in BACKENDS if backend.abilities.in_speed_tables)
+WAYS: dict[str, Way] = {TABLED: "packed", f"{TABLED}:natural": "natural"}
 
 ROWS = (1, 4, 16, 64, 256, 1024)
 MOST_COLD_ROWS = 16

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torchweld import ops
 from torchweld.bench.cases import SEED, MlpShape
 from torchweld.bench.eager_block import activation_of
+from torchweld.bench.speed_tables import TABLED, WAYS
 from torchweld.core.errors import TorchweldError
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.finding.find import find
@@ -156,10 +157,10 @@ class EagerModule:
 
 
 class WeldedModule(EagerModule):
-    """The same module, welded to the backend cpu."""
+    """The same module, welded to the backend that tables are about."""
 
     def __init__(self, packed: bool) -> None:
-        self.choice = Choice(backend="cpu", packed=packed)
+        self.choice = Choice(backend=TABLED, packed=packed)
 
     def load(self, mlp: MlpShape, dtype: str, seed: int = SEED) -> None:
         super().load(mlp, dtype, seed)
@@ -189,6 +190,5 @@ class WeldedModule(EagerModule):
 
 RUNTIMES: dict[str, Callable[[], EagerModule]] = {
     "eager": EagerModule,
-    "cpu": partial(WeldedModule, packed=True),
-    "cpu:natural": partial(WeldedModule, packed=False),
+    **{name: partial(WeldedModule, packed=way == "packed") for name, way in WAYS.items()},
 }

@@ -30,7 +30,8 @@ from torchweld.bench.cases import Array
 from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import first_line
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine.hardware import compiled_part, hardware
+from torchweld.machine.hardware import hardware
+from torchweld.machine.kernel_build import compiled_part
 from torchweld.numerics.model_check import floating
 from torchweld.profiles.dispatch_counts import count
 from torchweld.timing import CallableSide

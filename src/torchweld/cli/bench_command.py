@@ -16,7 +16,7 @@ from torchweld.bench.bench_rows import csv_text
 from torchweld.bench.cases import SHORT_DTYPES
 from torchweld.bench.grid import BLOCKS, USUAL_NAMES, cases_of, listed
 from torchweld.bench.model_sources import TargetSource
-from torchweld.bench.participants import MODEL_PEERS, PEERS, machine_peaks
+from torchweld.bench.participants import MODEL_PEERS, OWN, PEERS, machine_peaks
 from torchweld.bench.presets import PRESETS, preset_cases
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model
@@ -188,8 +188,8 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
 @click.option(
     "--backend",
     multiple=True,
-    help="Ours: cpu, cpu:natural, torch, torch:mkldnn, reference; the first is judged. (the best "
-    "there is)",
+    help=f"Ours, with or without a mode: {', '.join(OWN)}; the first is judged. (the best there "
+    "is)",
 )
 @click.option("--input", "inputs", multiple=True, help="Of a TARGET: 8x768, ids=1x128:int64.")
 @click.option("--plan", "plan_file", type=FILE, help="Of a TARGET: apply this plan, make none.")

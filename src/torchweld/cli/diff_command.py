@@ -9,7 +9,7 @@ import click
 from torchweld import report
 from torchweld.cli.recordings import load_recorded
 from torchweld.cli.screen import put, screen
-from torchweld.profiles import profile_diff
+from torchweld.profiles.accounting.profile_diff import diff as compare_profiles
 
 EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -29,7 +29,7 @@ def diff(a: Path, b: Path, json_wanted: bool, force: bool) -> int:
     different machines, set-ups or inputs are not compared: counts are shown, and the exit code is
     2, unless --force is given.
     """
-    found = profile_diff.diff(load_recorded(a), load_recorded(b))
+    found = compare_profiles(load_recorded(a), load_recorded(b))
     if json_wanted:
         click.echo(found.to_json())
     else:

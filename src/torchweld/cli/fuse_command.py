@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,8 +20,8 @@ from torchweld.findings import diagnose
 from torchweld.history import target_words
 from torchweld.models.targets import resolve
 from torchweld.plans.plan import Plan
-from torchweld.plans.planner import plan as make_plan
-from torchweld.plans.whole_model import rounds_kept
+from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.planner import plan_with_rounds
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.live_profile import profile
@@ -93,41 +94,32 @@ def fuse(
     check_targets({"--out": out}, force)
     with keeping(save, file) as history, data_only(json_wanted):
         chosen = resolve(target, inputs, training=training)
-        given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
         console = screen()
         found: Profile | None = None
         if not (no_profile or no_measure or json_wanted):
             with stage(f"profiled {chosen.name}"), progress_shown() as progress:
-                found = profile(chosen.model, given, training=training, progress=progress)
+                found = profile(
+                    chosen.model, chosen.workloads, training=training, progress=progress
+                )
             accounted = account(found)
             view = report.View(width=console.width)
             put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
+        settings: dict[str, Any] = {
+            "training": training,
+            "quick": quick,
+            "budget_s": budget,
+            "measure": not no_measure,
+            "with_compile": with_compile,
+            "packing": not no_packing,
+        }
         planned = "planned without timing" if no_measure else "planned, measured and verified"
-        with stage(planned), progress_shown() as progress, rounds_kept() as rounds:
-            made = make_plan(
-                chosen.model,
-                given,
-                training=training,
-                measure=not no_measure,
-                quick=quick,
-                budget_s=budget,
-                with_compile=with_compile,
-                packing=not no_packing,
-                profile=found,
-                remember=not afresh,
-                progress=progress,
-            )
+        with stage(planned), progress_shown() as progress:
+            options = PlanOptions(**settings, profile=found, remember=not afresh, progress=progress)
+            timed = plan_with_rounds(chosen.model, chosen.workloads, options)
         if history is not None and save is not None:
-            settings = {
-                "training": training,
-                "quick": quick,
-                "budget_s": budget,
-                "measure": not no_measure,
-                "with_compile": with_compile,
-                "packing": not no_packing,
-            }
             what = target_words(chosen.name, inputs, training)
-            keep_plan(history, save, what, settings, made, rounds)
+            keep_plan(history, save, what, settings, timed)
+    made = timed.plan
     try:
         if out is not None:
             made.save(out)

@@ -18,7 +18,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.texts import clean
 from torchweld.gates.advice import Effort
 from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
-from torchweld.gates.gate import Rival, accept, gate
+from torchweld.gates.gate_run import Rival, accept, gate
 from torchweld.gates.outcome import Outcome
 from torchweld.gates.subject import Clock, Subject
 from torchweld.history import History, history_path, target_words

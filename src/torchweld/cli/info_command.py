@@ -16,10 +16,14 @@ from rich.text import Text
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
-from torchweld.machine import hardware
-from torchweld.machine.hardware import BuildInfo, Hardware, Peaks
+from torchweld.machine import hardware, kernel_build, measured_peaks
+from torchweld.machine.fingerprint import key_here
+from torchweld.machine.hardware import Hardware
+from torchweld.machine.kernel_build import BuildInfo
 from torchweld.machine.load import busy_cores, load_words
-from torchweld.ops.backends import BACKENDS
+from torchweld.machine.measured_peaks import Peaks
+from torchweld.ops import backends
+from torchweld.ops.backends import Abilities
 
 WIDTH = 100
 
@@ -40,6 +44,7 @@ class BackendInfo:
 
     name: str
     reasons: tuple[str, ...]
+    abilities: Abilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,34 +64,37 @@ class Info:
 
 def collect() -> Info:
     """Look at this machine. An unusable compiled part is a fact to report, not an error."""
-    problem = hardware.build_problem()
+    problem = kernel_build.build_problem()
     isas: tuple[Isa, ...] = ()
     fingerprint: str | None = None
     peaks: Peaks | None = None
     try:
-        states = hardware.isa_states()
+        states = kernel_build.isa_states()
         isas = tuple(
             Isa(name=n, built=b, supported=s, in_use=False) for n, (b, s) in states.items()
         )
-        used = hardware.isa_in_use()
+        used = kernel_build.isa_in_use()
         isas = tuple(
             Isa(name=i.name, built=i.built, supported=i.supported, in_use=i.name == used)
             for i in isas
         )
-        fingerprint = hardware.fingerprint()
-        peaks = hardware.peaks()
+        fingerprint = key_here()
+        peaks = measured_peaks.peaks()
     except TorchweldError as error:
         problem = str(error)
     return Info(
         torchweld=version("torchweld"),
         hardware=hardware.hardware(),
-        build=hardware.build_info(),
+        build=kernel_build.build_info(),
         problem=problem,
         isas=isas,
         forced_isa=os.environ.get("TORCHWELD_ISA") or None,
         fingerprint=fingerprint,
         peaks=peaks,
-        backends=tuple(BackendInfo(name=b.name, reasons=tuple(b.unavailable())) for b in BACKENDS),
+        backends=tuple(
+            BackendInfo(name=b.name, reasons=tuple(b.unavailable()), abilities=b.abilities)
+            for b in backends.BACKENDS
+        ),
     )
 
 
@@ -128,11 +136,28 @@ def render(info: Info) -> Iterator[RenderableType]:
     yield ""
     yield from render_isas(info)
     yield from render_peaks(info)
-    backends = Table("backend", "usable here", "why not", box=None, padding=(0, 2, 0, 0))
+    yield from render_backends(info)
+
+
+def render_backends(info: Info) -> Iterator[RenderableType]:
+    """What each backend can do; below, why some cannot be used here."""
+    columns = ("usable", "runs on", "modes (*: a copy)", "gradients", "graphs", "needs")
+    table = Table("backend", *columns, box=None, padding=(0, 2, 0, 0))
     for backend in info.backends:
-        usable = Text("no", style="yellow") if backend.reasons else Text("yes", style="green")
-        backends.add_row(backend.name, usable, "; ".join(backend.reasons))
-    yield backends
+        can = backend.abilities
+        table.add_row(
+            backend.name,
+            Text("no", style="yellow") if backend.reasons else Text("yes", style="green"),
+            ", ".join(can.devices or ("any device",)),
+            ", ".join(mode.name + "*" * mode.packs for mode in can.modes),
+            "yes" if can.trains else "no",
+            "yes" if can.in_graphs else "no",
+            can.needs,
+        )
+    yield table
+    for backend in info.backends:
+        if backend.reasons:
+            yield f"{backend.name} cannot be used here: {'; '.join(backend.reasons)}"
 
 
 def render_isas(info: Info) -> Iterator[RenderableType]:
@@ -184,7 +209,7 @@ def info(as_json: bool, measure: bool) -> None:
     if busy is not None and not as_json and (words := load_words(busy)):
         click.echo(f"{words}\n")  # before the figures, and before they may fail
     if measure:
-        hardware.peaks(measure=True)
+        measured_peaks.peaks(measure=True)
     facts = collect()
     if as_json:
         data = asdict(facts) | ({} if busy is None else {"busy_cores": to_plain(busy)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +14,10 @@ from torchweld.core.records import to_plain
 from torchweld.core.speeds import Speed
 from torchweld.history import History, of_comparison
 from torchweld.history.store import check_name
-from torchweld.plans.plan import Plan, Whole
+from torchweld.plans.plan import Whole
+from torchweld.plans.planner import PlanWithRounds
 from torchweld.profiles.accounting.splits import Account, Split
 from torchweld.profiles.profile import Profile
-from torchweld.timing import Comparison
 
 
 @contextmanager
@@ -37,20 +37,15 @@ def keeping(name: str | None, file: Path | None) -> Iterator[History | None]:
 
 
 def keep_plan(
-    history: History,
-    name: str,
-    what: str,
-    settings: dict[str, Any],
-    plan: Plan,
-    rounds: Mapping[Whole, Comparison],
+    history: History, name: str, what: str, settings: dict[str, Any], made: PlanWithRounds
 ) -> None:
     """The plan as data, and a cell for every workload before and after, with its rounds if any."""
     run = history.begin(name, "fuse", what, settings)
-    for whole in plan.whole:
-        found = rounds.get(whole)
-        run.add(whole.workload, _figures_of(whole), of_comparison(found)[1] if found else None)
-    run.add("plan", {"plan": to_plain(plan)})
-    run.finish({"welded": len(plan.decisions), "found": len(plan.planned)})
+    for one in made.wholes:
+        samples = None if one.comparison is None else of_comparison(one.comparison)[1]
+        run.add(one.whole.workload, _figures_of(one.whole), samples)
+    run.add("plan", {"plan": to_plain(made.plan)})
+    run.finish({"welded": len(made.plan.decisions), "found": len(made.plan.planned)})
 
 
 def _figures_of(whole: Whole) -> dict[str, Any]:

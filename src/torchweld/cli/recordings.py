@@ -16,7 +16,7 @@ from torchweld.core.texts import clean
 from torchweld.models import MODELS
 from torchweld.models.targets import OTHER_FORMS
 from torchweld.profiles.profile import Profile
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 
 RECORDED = (".json", ".json.gz")
 EXPECTED = (

@@ -17,7 +17,7 @@ from torchweld.bench.speed_tables import ENVIRONMENT, RUNTIMES, held_problem, ta
 from torchweld.cli.bench_progress import Keeper, run_cases
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
-from torchweld.machine import hardware
+from torchweld.machine import hardware, kernel_build
 from torchweld.plans.known_speeds import table_text
 
 # Options that say which blocks.
@@ -39,7 +39,7 @@ def check_table(options: dict[str, Any]) -> None:
     if options["table"].suffix != ".json":
         raise TorchweldError(f"--table {options['table']}: the name has to end in .json")
     problem = held_problem(
-        None if hardware.build_problem() else hardware.isa_in_use(),
+        None if kernel_build.build_problem() else kernel_build.isa_in_use(),
         torch.backends.cpu.get_cpu_capability(),
         hardware.hardware().instruction_sets,
         os.environ,

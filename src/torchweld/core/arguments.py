@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 import numbers
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
+
+# Called with what is being done and how far it is, from 0 to 1.
+Progress = Callable[[str, float], None]
 
 
 def shown(value: Any) -> str:

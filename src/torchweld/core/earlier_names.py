@@ -27,7 +27,7 @@ MODULES = {
     "counting": "profiles.dispatch_counts",
     "decisions": "welds.decisions",
     "diagnosis": "findings",
-    "diffing": "profiles.profile_diff",
+    "diffing": "profiles.accounting.profile_diff",
     "discovery": "welds.finding",
     "discovery.finding": "welds.finding.find",
     "discovery.found": "welds.found_blocks",
@@ -68,8 +68,18 @@ MODULES = {
     "welding.telling": "welds.swapping.original_code",
 }
 
-# Classes of these modules that have another name now.
-CLASSES = {
+# What some of these modules held besides is found in other modules now.
+SPLIT = {
+    "hardware": (
+        *("machine.cpu_identity", "machine.kernel_build", "machine.measured_peaks"),
+        *("machine.fingerprint", "core.files"),
+    ),
+    "welding.telling": ("core.untold",),
+}
+
+# What has another name now, by the earlier module.
+RENAMED = {
+    "hardware": {"fingerprint": "key_here"},
     "kernels": {"Block": "Form", "Choice": "Selection", "Refusal": "BackendRefusal"},
     "kernels.base": {"Block": "Form"},
     "benching.cases": {"Linear": "LinearShape", "Mlp": "MlpShape"},
@@ -88,8 +98,10 @@ class _EarlierModule(types.ModuleType):
         if name.startswith("__"):  # with today's __path__, files would be imported a second time
             raise AttributeError(name)
         earlier = self.__name__.removeprefix("torchweld.")
-        today = importlib.import_module(f"torchweld.{MODULES[earlier]}")
-        return getattr(today, CLASSES.get(earlier, {}).get(name, name))
+        name = RENAMED.get(earlier, {}).get(name, name)
+        places = [MODULES[earlier], *SPLIT.get(earlier, ())]
+        modules = [importlib.import_module(f"torchweld.{place}") for place in places]
+        return getattr(next((one for one in modules if hasattr(one, name)), modules[0]), name)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -24,6 +24,11 @@ MOST_BYTES = 1 << 30
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
+def cache_dir() -> Path:
+    """Where figures measured on this machine are kept for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchweld"
+
+
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Written aside and renamed, so that nobody sees half a file; compressed if it ends in .gz."""
     check_path("save", path)

@@ -23,6 +23,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from torchweld.core.model_state import random_numbers
+
 _overrides: Any = torch.overrides
 
 P = ParamSpec("P")
@@ -52,15 +54,12 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
 
 def _state() -> Callable[[], None]:
     """What puts everything back; it may be called again and again."""
-    random, grad, filters = torch.get_rng_state(), torch.is_grad_enabled(), warnings.filters
-    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    on_gpu = torch.cuda.get_rng_state_all() if in_use else []
+    put_random_numbers_back = random_numbers()
+    grad, filters = torch.is_grad_enabled(), warnings.filters
     threads, collecting = torch.get_num_threads(), gc.isenabled()
 
     def put_back() -> None:
-        torch.set_rng_state(random)
-        if on_gpu:
-            torch.cuda.set_rng_state_all(on_gpu)
+        put_random_numbers_back()
         torch._C._set_grad_enabled(grad)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)

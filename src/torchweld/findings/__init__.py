@@ -13,7 +13,6 @@ from torchweld.core.arguments import check_kind
 from torchweld.core.errors import TorchweldError
 from torchweld.core.figures import listed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.findings.call_cost import replacing_call_us
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Finding, bound_of, union
 from torchweld.findings.fusible_ops import blocks_of, linears_of, runs_of
@@ -155,8 +154,7 @@ def _hides(case: Evidence, i: int) -> bool:
 
 
 def _case(profile: Profile, accounted: Account | None) -> Evidence:
-    accounted = accounted if accounted is not None else account(profile)
-    return Evidence(profile, accounted, replacing_call_us(profile))
+    return Evidence(profile, accounted if accounted is not None else account(profile))
 
 
 def _drafts(case: Evidence) -> list[tuple[Draft, float]]:

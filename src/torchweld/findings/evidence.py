@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
+from torchweld.core.not_measured import NotMeasured
 from torchweld.core.paths import grouped_paths
 from torchweld.findings.data_flow import Flow, flow_of
 from torchweld.findings.finding import Claims, Slice
@@ -24,14 +25,10 @@ MARGIN = 0.10
 
 
 class Evidence:
-    """Everything follows from the profile, but for the least that a call of a fused block costs.
+    """Of a profile whose step was measured."""
 
-    Of a profile whose step was measured.
-    """
-
-    def __init__(self, profile: Profile, account: Account, fused_call_us: float = 0.0) -> None:
+    def __init__(self, profile: Profile, account: Account) -> None:
         self.profile = profile
-        self._fused_call_us = fused_call_us
         self.account = account
         self.step = measured(account.step)
         self.step_us = self.step.total_us
@@ -188,9 +185,16 @@ class Evidence:
 
     @cached_property
     def cheapest_call_us(self) -> float:
-        """Of one call of a fused block; at least the Python of whichever module takes least."""
+        """The least that one call of a fused block costs: as measured on the profile's CPU.
+
+        No less than the Python of whichever module takes least; on a device that alone is known.
+        """
         called = [m for m in self.profile.modules if m.calls and m.python_us > 0]
-        return max(self._fused_call_us, min((m.python_us / m.calls for m in called), default=0.0))
+        least_us = min((m.python_us / m.calls for m in called), default=0.0)
+        fused_us = self.profile.fused_call_us
+        if self.on_device or isinstance(fused_us, NotMeasured):
+            return least_us
+        return max(fused_us, least_us)
 
     @property
     def around_us(self) -> float:

@@ -12,7 +12,7 @@ Why the difference is an upper bound on the gain: one op in place of a set has t
   for the op that moves it now;
 - be started once, forward and backward, and be called from Python, if a module did its work: as
   long as the cheapest call of any module in the profile, or of a fused block that computes next to
-  nothing, where that can be measured.
+  nothing, where the profile says how long that takes on its machine.
 
 It can do arithmetic while it waits for memory, so the larger of the first two counts. What a step
 does around the call of the model stays, though the profile has it as the model's Python. Everything

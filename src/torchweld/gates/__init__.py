@@ -7,7 +7,7 @@ so any worsening fails; times fail beyond noise and tolerance, and only where th
 
 from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
 from torchweld.gates.counters import Counters
-from torchweld.gates.gate import Rival, accept, gate
+from torchweld.gates.gate_run import Rival, accept, gate
 from torchweld.gates.outcome import CounterChange, Outcome, TimeVerdict
 from torchweld.gates.subject import Clock, Subject
 

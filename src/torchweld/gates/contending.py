@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from torchweld.core.records import from_plain
-from torchweld.gates.kept_plan import fit_of
+from torchweld.core.untold import untold
 from torchweld.gates.subject import Subject
 from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import Plan
-from torchweld.welds.swapping.original_code import untold
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.welds.swapping.swap import weld
 
 # What a call gives to the worker, whose business the model's own output is not.
@@ -34,7 +34,7 @@ class Contending:
         os.chdir(folder)
         sys.path.insert(0, folder)  # for good: a model may import when it is first called
         self.subject = Subject.load(target, inputs, training)
-        found = fit_of(self.subject.model, from_plain(Plan, json.loads(plan), "plan"))
+        found = fit_plan(self.subject.model, from_plain(Plan, json.loads(plan), "plan"))
         with untold():
             weld(self.subject.model, found.decisions)
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from torchweld.core.errors import NotMeasuredError
 from torchweld.core.records import Count
+from torchweld.core.untold import untold
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.attributing.attribution import attribute
 from torchweld.profiles.attributing.launches import launches_of, nodes_of_recording
@@ -24,7 +25,6 @@ from torchweld.profiles.recording.instrument import Roots, instrumented
 from torchweld.profiles.recording.profile_building import describe
 from torchweld.profiles.recording.steps import model_step
 from torchweld.profiles.recording.torch_profiler import record
-from torchweld.welds.swapping.original_code import untold
 from torchweld.welds.swapping.swap import stats
 
 # In this order; less is better.
@@ -72,9 +72,9 @@ def _holders(path: str) -> Iterable[str]:
         yield path
 
 
-def count_step(model: nn.Module, given: Any, training: bool) -> Counters:
+def count_step(model: nn.Module, inputs: Any, training: bool) -> Counters:
     """Counts one step over all inputs; raises NotMeasuredError where two steps differ."""
-    step = model_step(model, given, training, None, None)
+    step = model_step(model, inputs, training, None, None)
 
     def one() -> tuple[Counters, dict[str, int]]:
         before = _original_calls(model)

@@ -22,13 +22,14 @@ import torch
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.files import read_json
+from torchweld.core.model_state import put_back
 from torchweld.core.records import from_plain, to_plain
 from torchweld.gates.gate_timing import measure_welded
-from torchweld.gates.kept_plan import both_faces, fit_of
 from torchweld.gates.subject import Clock, Subject
-from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.timing import Comparison
+from torchweld.welds.swapping.faces import both_faces
 
 LOG_LINES = 5
 
@@ -96,8 +97,8 @@ def answer(request: Request) -> Comparison:
             f"{request.target} has other inputs than a moment ago; a factory has to give the same "
             "at every call"
         )
-    fit = fit_of(model, request.plan)
-    with put_back(model, subject.training), both_faces(model, fit) as (original, welded):
+    decisions = fit_plan(model, request.plan).decisions
+    with put_back(model, subject.training), both_faces(model, decisions) as (original, welded):
         return measure_welded(
             model,
             original,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -138,10 +138,11 @@ def _innermost(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if path not in grown]
 
 
-def lost_blocks(before: Counters, after: Counters, unfit: Mapping[str, Refusal]) -> list[LostBlock]:
+def lost_blocks(before: Counters, after: Counters, refused: Iterable[Refusal]) -> list[LostBlock]:
     """Blocks that ran fused in the baseline and do not now, with the reason."""
+    why = {refusal.path: refusal for refusal in refused}
     return [
-        _lost(path, unfit.get(path), after.reasons.get(path) or "it is not welded")
+        _lost(path, why.get(path), after.reasons.get(path) or "it is not welded")
         for path in before.welded
         if path not in after.welded
     ]

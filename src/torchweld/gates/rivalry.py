@@ -20,7 +20,7 @@ from torchweld.bench.worker_processes import Stage, WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.records import to_plain
 from torchweld.gates.advice import COUNTERS_ALONE
-from torchweld.gates.gate import Rival
+from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
 from torchweld.gates.subject import Clock
 from torchweld.plans.plan import Plan

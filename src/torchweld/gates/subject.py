@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -45,10 +44,6 @@ class Subject:
     def what(self) -> str:
         """Under which a baseline of it is kept."""
         return target_words(self.target, self.inputs, self.training)
-
-    @property
-    def given(self) -> list[Any]:
-        return [w.inputs if w.inputs is not None else w.run for w in self.workloads]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,12 @@ Times are comparable where `key` is the same; the words say what differs where i
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 from dataclasses import dataclass, field, fields
 
 from torchweld.core.records import Count, Word
-from torchweld.machine import hardware
+from torchweld.machine import hardware, kernel_build
 
 # Packages whose version changes what a run is about, where they are installed.
 PACKAGES = ("onnxruntime", "openvino", "transformers")
@@ -19,7 +20,7 @@ PACKAGES = ("onnxruntime", "openvino", "transformers")
 class Fingerprint:
     """Where a run was measured, or a plan made. Times are comparable where `key` is the same."""
 
-    key: Word  # of torchweld.machine.hardware: CPU, instruction set, torch, threads, kernels
+    key: Word  # see `key_here`: CPU, instruction set, torch, threads, kernels
     cpu: Word
     isa: Word | None
     torch: Word
@@ -72,13 +73,13 @@ def _shown(value: object) -> str:
 
 def taken_here(commit: str | None = None) -> Fingerprint:
     """The fingerprint of this process, now."""
-    here, build = hardware.hardware(), hardware.build_info()
-    usable = build is not None and hardware.build_problem() is None
+    here, build = hardware.hardware(), kernel_build.build_info()
+    usable = build is not None and kernel_build.build_problem() is None
     found = {name: version_of(name) for name in PACKAGES}
     return Fingerprint(
-        key=hardware.fingerprint(),
+        key=key_here(),
         cpu=here.cpu_model,
-        isa=hardware.isa_in_use(),
+        isa=kernel_build.isa_in_use(),
         torch=here.torch_version,
         threads=here.threads,
         torchweld=version_of("torchweld") or "unknown",
@@ -86,6 +87,20 @@ def taken_here(commit: str | None = None) -> Fingerprint:
         versions={name: version for name, version in found.items() if version is not None},
         commit=commit,
     )
+
+
+def key_here() -> str:
+    """Twelve hex digits: the same as long as a figure measured here before still applies."""
+    here = hardware.hardware()
+    build = kernel_build.build_info()
+    parts = (
+        here.cpu_model,
+        str(kernel_build.isa_in_use()),
+        here.torch_version,
+        str(here.threads),
+        build.source_hash if build is not None and kernel_build.build_problem() is None else "none",
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def version_of(package: str) -> str | None:

@@ -40,6 +40,8 @@ SIZES: dict[str, dict[str, Any]] = {
 # Of a type that is looked for inside words; shorter ones, such as opt, are in too many.
 LEAST_PART = 4
 MOST_NAME = 200  # characters of a name that are looked at
+# Nothing is downloaded, and no code that lies in the folder is run or asked about.
+FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -100,7 +102,7 @@ def build(text: str, seed: int = 0) -> Built:
     _check_size(make, config, text)
     with seeded(seed), torch.device("cpu"), _told(f"'hf:{text}'"):
         if weights:
-            model = make.from_pretrained(folder, config=config, local_files_only=True)
+            model = make.from_pretrained(folder, config=config, **FROM_FOLDER)
         else:
             model = make(config)
             notes.append("random weights")
@@ -191,10 +193,10 @@ def type_inside(name: str, types: Sequence[str]) -> str | None:
 
 def _folder_config(transformers: Any, folder: Path, values: Mapping[str, Any], text: str) -> Any:
     with _told(f"'hf:{text}'"):
-        default = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        default = transformers.AutoConfig.from_pretrained(folder, **FROM_FOLDER)
     _check_keys(default, values, text)
     with _told(f"'hf:{text}'"):
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **values)
+        return transformers.AutoConfig.from_pretrained(folder, **FROM_FOLDER, **values)
 
 
 def _check_keys(config: Any, values: Mapping[str, Any], text: str) -> None:

@@ -33,8 +33,9 @@ from torchweld.core.arguments import check_flags, check_model
 from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import Workload, as_workloads, first_line
 from torchweld.core.interrupts import is_interrupt
+from torchweld.core.model_state import put_back
+from torchweld.core.untold import untold
 from torchweld.numerics.rule import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
-from torchweld.welds.swapping.original_code import untold
 
 # Runs with weights off in their last place; in training each has the gradients of a whole model.
 JITTERED_RUNS, JITTERED_TRAINING_RUNS = 4, 2
@@ -201,27 +202,6 @@ def _opened(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_opened(item) for item in value]
     return value
-
-
-@contextmanager
-def put_back(model: nn.Module, training: bool) -> Iterator[None]:
-    """Inside, the model trains or not; modes, gradients and buffers are as they were afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()] if training else []
-    try:
-        for parameter, _ in grads:
-            parameter.grad = None
-        model.train(training)
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, grad in grads:
-            parameter.grad = grad
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 # ---- what is true ----

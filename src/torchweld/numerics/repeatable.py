@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import Workload
-from torchweld.numerics.model_check import put_back, results
+from torchweld.core.model_state import put_back
+from torchweld.numerics.model_check import results
 
 # Sums that threads add up in another order differ in the last places, not by this share.
 TOLERATED = 1e-3

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import BuildError
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 from torchweld.ops import flops
 
 _registered: list[torch.library.Library] = []  # alive as long as the process
 
 
 def _load() -> tuple[Any, str | None]:
-    problem = hardware.build_problem()
+    problem = kernel_build.build_problem()
     if problem is None:
         module = importlib.import_module("torchweld._C")
         _register_fakes()
         return module, None
-    if hardware.build_info() is not None:  # built once, but not for this torch
+    if kernel_build.build_info() is not None:  # built once, but not for this torch
         warnings.warn(f"torchweld runs without its kernels: {problem}", stacklevel=3)
     _register_from_python()
     return None, problem
@@ -74,10 +74,10 @@ def _register_from_python() -> None:
         return chain(x, params, spec)
 
     def needs_kernels(*_: object) -> Tensor:
-        raise BuildError(f"packed weights need torchweld's kernels: {hardware.build_problem()}")
+        raise BuildError(f"packed weights need torchweld's kernels: {kernel_build.build_problem()}")
 
     library = torch.library.Library("torchweld", "DEF")  # type: ignore[no-untyped-call]
-    lines = (hardware.PACKAGE / "schemas.inc").read_text().splitlines()
+    lines = (kernel_build.PACKAGE / "schemas.inc").read_text().splitlines()
     for schema in lines[1:-1]:  # the first and last are C++'s quotes
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         name = schema.partition("(")[0]

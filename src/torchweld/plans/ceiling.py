@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchweld.core.errors import TorchweldError
 from torchweld.core.interrupts import is_interrupt
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import hardware
+from torchweld.machine import measured_peaks
 from torchweld.plans.block_calls import module_of, tensors_of
 from torchweld.plans.flops_share import flops_of_block
 from torchweld.timing import CallableSide, compare
@@ -72,12 +72,12 @@ def ceiling(
 
 def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | NotMeasured:
     """The least that the welded blocks take: their weights read, or their FLOPs done."""
-    peaks, threads = hardware.peaks(), torch.get_num_threads()
+    peaks, threads = measured_peaks.peaks(), torch.get_num_threads()
     if peaks is None:
         return NotMeasured("this machine's peaks are not known; torchweld info --measure")
     weights = {id(t): t for d in decisions for t in tensors_of(model, d.block)}
     size = sum(t.nbytes for t in weights.values())
-    gbps = hardware.read_gbps_now(size, threads)
+    gbps = measured_peaks.read_gbps_now(size, threads)
     flops_us = 0.0
     for decision in decisions:
         gflops = peaks.fma_gflops(decision.block.dtype, threads)

@@ -12,6 +12,7 @@ from torchweld.core.inputs import Workload
 from torchweld.core.interrupts import is_interrupt
 from torchweld.core.not_measured import NotMeasured
 from torchweld.plans.block_calls import tensors_of
+from torchweld.plans.plan import UNASKED
 from torchweld.welds.decisions import Decision
 
 
@@ -19,6 +20,8 @@ def flops_share(
     model: nn.Module, decisions: Sequence[Decision], workloads: Sequence[Workload]
 ) -> float | NotMeasured:
     """Of the FLOPs of a forward over all workloads, those in welded blocks. `model` is unwelded."""
+    if not decisions or any(parameter.is_meta for parameter in model.parameters()):
+        return UNASKED
     counter = FlopCounterMode(display=False)
     try:
         with torch.no_grad(), counter:
@@ -31,8 +34,6 @@ def flops_share(
     total = counter.get_total_flops()
     welded = sum(flops_of_block(model, decision) for decision in decisions)
     if not 0 < welded <= total:
-        if not decisions:
-            return 0.0
         return NotMeasured("torch counts fewer FLOPs in the model than its welded blocks have")
     return welded / total
 

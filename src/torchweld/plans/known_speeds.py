@@ -21,6 +21,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import Bounds, Length, Positive, Word, to_plain
 from torchweld.core.saved_records import FileFormat
 from torchweld.core.texts import clean
+from torchweld.machine import kernel_build
 
 TABLES = Path(__file__).parent / "tables"
 # A measured block counts as faster from here on, at the lower end of its interval: it stands for
@@ -237,7 +238,7 @@ def table_text(table: SpeedTable) -> str:
 
 
 def load_table(isa: str | None, folder: Path = TABLES) -> SpeedTable | NotMeasured:
-    """The shipped table for an instruction set, as `hardware.isa_in_use()` names it.
+    """The shipped table for an instruction set, as `kernel_build.isa_in_use()` names it.
 
     `NotMeasured` if there is none; a TorchweldError if it is damaged.
     """
@@ -256,6 +257,11 @@ def load_table(isa: str | None, folder: Path = TABLES) -> SpeedTable | NotMeasur
             f"{path} is damaged: it is for {clean(table.isa)}, not for {isa}; {FORM.remedy}"
         )
     return table
+
+
+def table_here() -> SpeedTable | NotMeasured:
+    """The shipped table for the kernels that run here; why there is none, if so."""
+    return load_table(kernel_build.isa_in_use())
 
 
 # ---- a block as the table has it ----

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.files import read_json, write_whole
+from torchweld.core.files import cache_dir, read_json, write_whole
 from torchweld.core.records import RecordError, from_plain, to_plain
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 
 FORMAT = 2
 MOST_ENTRIES = 2000
@@ -43,7 +43,7 @@ class MeasurementCache:
 
     @staticmethod
     def of_this_machine() -> MeasurementCache:
-        return MeasurementCache(hardware.cache_dir() / f"tuning-{hardware.fingerprint()}.json")
+        return MeasurementCache(cache_dir() / f"tuning-{fingerprint.key_here()}.json")
 
     def recall(self, about: object, kind: type[T]) -> Kept[T] | None:
         """What was kept about this; `about` is known by its repr."""

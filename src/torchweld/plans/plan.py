@@ -7,11 +7,14 @@ a `NotMeasured` with the reason.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+from torch import nn
 
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import Bounds, Count, Length, Measured, Positive, Ratio, Word
@@ -21,6 +24,7 @@ from torchweld.machine.fingerprint import Fingerprint
 from torchweld.plans import earlier_plans
 from torchweld.welds.decisions import Choice, Decision, Ranges
 from torchweld.welds.found_blocks import Block, Refusal
+from torchweld.welds.marks import plain_root
 
 # "behind": another way, at first look. "known": to be faster, by a table, and not timed here;
 # "not known": nor that.
@@ -35,6 +39,8 @@ Verdict = Literal[
     "wrong",
     "cannot serve",
 ]
+# What need not be measured again.
+SETTLED = ("faster", "slower", "same", "behind", "cannot serve")
 # What became of a block: "not faster" was measured, "not measured" could not be.
 Outcome = Literal["welded", "not faster", "not measured", "not known", "cannot be welded"]
 
@@ -148,6 +154,11 @@ class Tuned:
         return any(tuning.chosen is not None for tuning in self.tunings)
 
     @property
+    def copied_bytes(self) -> int:
+        """Of its copy of the weights, which all row counts share."""
+        return max((t.best.copied_bytes for t in self.tunings if t.best is not None), default=0)
+
+    @property
     def outcome(self) -> Outcome:
         """Welded at some rows; else "not measured" if it is at any."""
         found = {tuning.outcome for tuning in self.tunings}
@@ -181,6 +192,42 @@ class PlannedGroup(Tuned):
 
     name: Word  # the `group` of its blocks
     tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+
+
+AnyPlanned = TypeVar("AnyPlanned", Planned, PlannedGroup)
+
+
+def unwelded(planned: AnyPlanned, reason: str) -> AnyPlanned:
+    """The same with nothing chosen."""
+    tunings = tuple(replace(one, chosen=None, reason=reason) for one in planned.tunings)
+    return replace(planned, tunings=tunings)
+
+
+def structure_of(model: nn.Module) -> str:
+    """A hash of names, shapes and types; the same in every process."""
+    root = plain_root(model)
+    lines = [
+        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def decided(
+    planned: Iterable[Planned], training: bool, groups: Iterable[PlannedGroup] = ()
+) -> tuple[Decision, ...]:
+    """What is to be done with each block that is welded, by itself or in its group."""
+    in_group = {group.name: group.by_rows() for group in groups if group.welded}
+    return tuple(
+        Decision(
+            block=one.block,
+            by_rows=one.by_rows(),
+            training=training,
+            in_group=in_group.get(one.block.group, ()),
+        )
+        for one in planned
+        if one.welded or one.block.group in in_group
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,17 +277,7 @@ class Plan:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        in_group = {group.name: group.by_rows() for group in self.groups if group.welded}
-        return tuple(
-            Decision(
-                block=one.block,
-                by_rows=one.by_rows(),
-                training=self.training,
-                in_group=in_group.get(one.block.group, ()),
-            )
-            for one in self.planned
-            if one.welded or one.block.group in in_group
-        )
+        return decided(self.planned, self.training, self.groups)
 
     def members(self, group: PlannedGroup) -> tuple[Planned, ...]:
         return tuple(one for one in self.planned if one.block.group == group.name)
@@ -251,21 +288,26 @@ class Plan:
         return Counter(one.outcome for one in self.planned)
 
     def __str__(self) -> str:
-        from torchweld.report.plan_text import plan_text
+        return self._text("plan_text")
 
-        return plan_text(self)
+    def sentence(self) -> str:
+        """What came of it, in one sentence."""
+        return self._text("sentence")
 
     def details(self) -> str:
         """Bounds, promises and times behind the verdict, explained, to be printed."""
-        from torchweld.report.plan_text import details_text
-
-        return details_text(self)
+        return self._text("details_text")
 
     def dependencies(self) -> str:
         """What each block depends on, and for which calls it is valid, to be printed."""
-        from torchweld.report.plan_text import dependencies_text
+        return self._text("dependencies_text")
 
-        return dependencies_text(self)
+    def _text(self, function: str) -> str:
+        """The one way from plans to report, which stands above them."""
+        from torchweld.report import plan_text
+
+        text: str = getattr(plan_text, function)(self)
+        return text
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""

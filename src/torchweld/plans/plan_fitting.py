@@ -7,8 +7,8 @@ decides nothing alone.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,47 +16,61 @@ from torch import nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
-from torchweld.plans.plan import Plan, Planned, PlannedGroup
-from torchweld.plans.tuning import Group, Key, verify_choice
+from torchweld.plans.plan import Plan, Planned, PlannedGroup, structure_of
+from torchweld.plans.tuning import verify_choice
 from torchweld.welds.decisions import Decision, Ranges
 from torchweld.welds.finding.rereading import Rereader, differences
-from torchweld.welds.found_blocks import Block
-from torchweld.welds.marks import plain_root
+from torchweld.welds.found_blocks import Block, Refusal
+from torchweld.welds.swapping.swap import why_not
 
 OnMismatch = Literal["raise", "verify", "skip"]
 
 
-def structure_of(model: nn.Module) -> str:
-    """A hash of names, shapes and types; the same in every process."""
-    root = plain_root(model)
-    lines = [
-        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-        for name, tensor in [*root.named_parameters(), *root.named_buffers()]
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Decisions of a plan about blocks as the model itself gives them; of the others, why not."""
+
+    decisions: tuple[Decision, ...]
+    refused: tuple[Refusal, ...]
+
+    def without(self, refused: Sequence[Refusal]) -> Fit:
+        paths = {one.path for one in refused}
+        fit = tuple(d for d in self.decisions if d.block.path not in paths)
+        return Fit(decisions=fit, refused=(*self.refused, *refused))
 
 
-def fitting(root: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> list[Decision]:
-    """The decisions that are to be carried out; raises if there is a mismatch that may not be."""
-    elsewhere = mismatches(root, plan)
-    decisions, changed = read_again(root, plan)
-    if on_mismatch == "raise" and (elsewhere or changed):
-        listed = [*elsewhere, *(f"{path or 'the model'}: {why}" for path, why in changed.items())]
-        raise TorchweldError(
-            f"the plan does not fit: {'; '.join(listed)}; plan again, or give "
-            'on_mismatch="verify" or "skip"'
-        )
-    if on_mismatch == "verify" and (elsewhere or changed):
-        decisions = [d for d in decisions if _right(root, d)]
-    return decisions
+def fit_plan(model: nn.Module, plan: Plan) -> Fit:
+    """What of the plan can be welded in the model, which is unwelded and stays so.
+
+    Where the plan was made does not matter here.
+    """
+    fit = compare_blocks(model, plan)
+    return fit.without(why_not(model, fit.decisions))
+
+
+def fit_here(model: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> Fit:
+    """What `tw.apply` is to weld; with "raise", an error says all that differs."""
+    elsewhere = mismatches(model, plan)
+    if on_mismatch == "raise":  # what cannot be welded is for `weld` to refuse
+        fit = compare_blocks(model, plan)
+        if differs := [*elsewhere, *(f"{r.path or 'the model'}: {r.reason}" for r in fit.refused)]:
+            raise TorchweldError(
+                f"the plan does not fit: {'; '.join(differs)}; plan again, or give "
+                'on_mismatch="verify" or "skip"'
+            )
+        return fit
+    fit = fit_plan(model, plan)
+    if on_mismatch == "verify" and (elsewhere or fit.refused):
+        return fit.without([bad for d in fit.decisions if (bad := _wrong(model, d)) is not None])
+    return fit
 
 
 def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     """What differs between here and where the plan was made."""
     found = []
-    if plan.fingerprint != hardware.fingerprint():
+    if plan.fingerprint != fingerprint.key_here():
         found += _elsewhere(plan)
     if plan.torch != torch.__version__:
         found.append(f"it was made for torch {plan.torch}, this is {torch.__version__}")
@@ -75,28 +89,26 @@ def _elsewhere(plan: Plan) -> list[str]:
     return ["it was made on another machine, or for other threads or kernels"]
 
 
-def read_again(model: nn.Module, plan: Plan) -> tuple[list[Decision], dict[str, str]]:
-    """Decisions about blocks as the model itself gives them; of the others, by path, what differs.
+def compare_blocks(model: nn.Module, plan: Plan) -> Fit:
+    """The plan's blocks beside what the model gives when it is read again.
 
     Where a block is valid, and what it depends on, is taken from the model alone.
     """
     rereader = Rereader(model)
-    fit: list[Decision] = []
-    changed: dict[str, str] = {}
     in_group: dict[str, Ranges] = {}
+    refused: list[Refusal] = []
     for group in plan.groups:
         if wrong := _damage(group):
-            changed[f"group {group.name}"] = wrong
+            refused.append(Refusal(path=group.name, kind="group", reason=wrong))
         elif group.welded:
             in_group[group.name] = group.by_rows()
-    for one in plan.planned:
-        if one.welded or one.block.group in in_group:
-            found = _fit(rereader, plan.training, one, in_group.get(one.block.group, ()))
-            if isinstance(found, Decision):
-                fit.append(found)
-            else:
-                changed[one.block.path] = found
-    return [d for d in fit if d.block.path not in changed], changed
+    found = [
+        _compared(rereader, plan.training, one, in_group.get(one.block.group, ()))
+        for one in plan.planned
+        if one.welded or one.block.group in in_group
+    ]
+    fit = Fit(decisions=tuple(one for one in found if isinstance(one, Decision)), refused=())
+    return fit.without([*refused, *(one for one in found if isinstance(one, Refusal))])
 
 
 def _damage(record: Planned | PlannedGroup) -> str:
@@ -108,38 +120,50 @@ def _damage(record: Planned | PlannedGroup) -> str:
     return ""
 
 
-def _fit(rereader: Rereader, training: bool, one: Planned, in_group: Ranges) -> Decision | str:
+def _compared(
+    rereader: Rereader, training: bool, one: Planned, in_group: Ranges
+) -> Decision | Refusal:
     """What to do with a planned block, or what differs from what the model gives."""
     block = one.block
     if wrong := _damage(one):
-        return wrong
+        return _refusal(block, wrong)
     now = rereader.read(block)
-    if not isinstance(now, Block):
-        return now.reason
-    for what in differences(now, block):
-        return what
+    if isinstance(now, Refusal):
+        return now
+    decision = Decision(block=now, by_rows=one.by_rows(), training=training, in_group=in_group)
+    for what in (*_differences(now, block), *decision.problems()):
+        return _refusal(block, what)
+    return decision
+
+
+def _refusal(block: Block, reason: str) -> Refusal:
+    return Refusal(path=block.path, kind=block.kind, reason=reason)
+
+
+def _differences(now: Block, block: Block) -> Iterator[str]:
+    yield from differences(now, block)
     for name, words in _ALSO.items():
         here, there = getattr(now, name), getattr(block, name)
         if here != there:
             shown = [", ".join(map(str, v)) or "nothing" for v in (here, there)]
-            return f"{words} is {shown[0][:200]} in the model, and {shown[1][:200]} in the plan"
+            yield f"{words} is {shown[0][:200]} in the model, and {shown[1][:200]} in the plan"
     beside = {other.name for domain in now.valid for other in domain.beside}
     if odd := [name for name in block.ignores if name not in beside]:
-        return f"is not known to do without its argument {odd[0]}"
+        yield f"is not known to do without its argument {odd[0]}"
     if now.structure != block.structure:
-        return f"computes {now.form} on other shapes, or in another way"
-    decision = Decision(block=now, by_rows=one.by_rows(), training=training, in_group=in_group)
-    return next(iter(decision.problems()), "") or decision
+        yield f"computes {now.form} on other shapes, or in another way"
 
 
 # What a block of a plan has besides, and one made by hand need not have.
 _ALSO = {"dropout": "its dropout", "covers": "what is inside it"}
 
 
-def _right(model: nn.Module, decision: Decision) -> bool:
+def _wrong(model: nn.Module, decision: Decision) -> Refusal | None:
+    """What is wrong with a block's numbers here; None if nothing is."""
     block = decision.block
-    rows = block.calls[0].rows
-    key = Key(block.form, (), block.dtype, rows, True, decision.training)
-    group = Group(key=key, blocks=[block], calls=[block.calls[0]])
-    choices = {*decision.choices, *(choice for _, _, choice in decision.in_group if choice)}
-    return all(verify_choice(model, group, choice).verified for choice in choices)
+    in_group = (choice for _, _, choice in decision.in_group if choice is not None)
+    for choice in dict.fromkeys((*decision.choices, *in_group)):
+        found = verify_choice(model, block, block.calls[0], choice, decision.training)
+        if not found.verified:
+            return _refusal(block, found.reason)
+    return None

@@ -3,7 +3,7 @@
 Blocks that compute the same on weights of the same shape are tried together, one after the other
 with the weights of each, as the model calls them: so the weights of one have left the cache when
 its turn comes again, if they do so in the model. All ways are timed in the same rounds.
-In: a model, its blocks. Out: `Planned`s.
+In: a model, its blocks. Out: `TunedBlocks`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ from torchweld.core.blocks import LayerForm, parse_spec, split_tensors
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.numerics.rule import Judgement, check_block
-from torchweld.ops.backends import BACKENDS
-from torchweld.ops.backends.backend import Form
-from torchweld.plans.block_calls import input_like, module_of, tensors_of
-from torchweld.plans.known_speeds import KnownSpeed, SpeedTable
+from torchweld.ops import backends
+from torchweld.ops.backends.backend import Form, device_of
+from torchweld.plans.block_calls import input_like, tensors_of
+from torchweld.plans.known_speeds import KnownSpeed, SpeedTable, table_here
 from torchweld.plans.measurement_cache import MeasurementCache
-from torchweld.plans.plan import UNASKED, Planned, Trial, Tuning, Verdict
+from torchweld.plans.plan import (
+    SETTLED,
+    UNASKED,
+    Planned,
+    PlannedGroup,
+    Trial,
+    Tuning,
+    Verdict,
+    decided,
+)
+from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.time_budget import TimeBudget
 from torchweld.plans.way_timing import LEAST_BUDGET_S, Timed, time_choices
-from torchweld.welds.decisions import Choice
+from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Call
 
-INFERENCE_CHOICES = (
-    Choice(backend="cpu", packed=True),
-    Choice(backend="cpu"),
-    Choice(backend="torch"),
-)
-TRAINING_CHOICES = (Choice(backend="cpu"),)
-COMPILED = Choice(backend="compile")
 # A block is verified on this many rows and columns at most: they are alike, and float64 is slow
 # and large.
 MOST_VERIFIED_ROWS = 32
@@ -46,11 +50,6 @@ MOST_VERIFIED_COLUMNS = 4096
 # it is so small that nobody would notice.
 COPY_GAIN = 1.05
 SMALL_COPY_BYTES = 256 << 10
-
-# What need not be tried again.
-SETTLED = ("faster", "slower", "same", "behind", "cannot serve")
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -77,55 +76,98 @@ class Group:
     def name(self) -> str:
         return f"{self.blocks[0].path or 'the model'} × {len(self.blocks)}, {self.key.rows} rows"
 
+    def verified(self, model: nn.Module, choice: Choice) -> Trial:
+        """The choice, verified on the first block for all."""
+        return verify_choice(model, self.blocks[0], self.calls[0], choice, self.key.training)
 
-def choices_for(training: bool, with_compile: bool, packing: bool) -> tuple[Choice, ...]:
-    """What is tried, apart from leaving the block as it is."""
-    ways = TRAINING_CHOICES if training else INFERENCE_CHOICES
-    choices = tuple(choice for choice in ways if packing or not choice.packed)
-    return (*choices, COMPILED) if with_compile else choices
+
+def choices_for(
+    training: bool, with_compile: bool, packing: bool, weights: Iterable[Tensor]
+) -> tuple[Choice, ...]:
+    """What is tried, apart from leaving the block as it is: in the order of BACKENDS, copies first.
+
+    Only backends for the devices that the weights are on; if there is none, all of them, so that
+    the plan has their reasons.
+    """
+    use = "training" if training else "inference"
+    tried = [
+        Choice(backend=backend.name, packed=mode.packs)
+        for backend in backends.BACKENDS
+        for mode in sorted(backend.abilities.modes, key=lambda mode: not mode.packs)
+        if use in mode.planned
+        if with_compile or not backend.abilities.compiles
+        if packing or not mode.packs
+    ]
+    devices = {device_of(weight).type for weight in weights}
+    return tuple(c for c in tried if c.abilities.runs_on(devices)) or tuple(tried)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedBlocks:
+    """Every block, and every group of blocks, with what was tried and chosen for it.
+
+    table: the table that decided, or why there is none, if times were not measured
+    """
+
+    planned: tuple[Planned, ...]
+    training: bool
+    groups: tuple[PlannedGroup, ...] = ()
+    table: str | None = None
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return decided(self.planned, self.training, self.groups)
 
 
 def tune(
     model: nn.Module,
     blocks: Sequence[Block],
-    *,
-    training: bool,
-    force: bool,
-    choices: Sequence[Choice],
-    deadline_s: float,
+    options: PlanOptions,
+    budget: TimeBudget,
     memory: MeasurementCache,
-    progress: Progress,
-    table: SpeedTable | NotMeasured | None = None,
-) -> list[Planned]:
-    """Every block with what was tried and chosen for it; the model is left unwelded.
+) -> TunedBlocks:
+    """Tries all choices for all blocks; the model is left unwelded.
 
-    Each group has its share of the time until `deadline_s`, by `time.perf_counter`; what one does
-    not use is left to the others. What was measured before is taken from `memory`. With `force`, or
-    with a `table` that decides (a NotMeasured says why there is none here), nothing is timed.
+    Each group has its share of the time; what one does not use is left to the others. What was
+    measured before is taken from `memory`.
     """
+    training = options.training
+    choices = choices_for(training, options.with_compile, options.packing, model.parameters())
+    table = None if options.measure else table_here()
     groups = group(model, blocks, training)
-    found: dict[int, Tuning] = {}
-
-    def tuned(one: Group, share_s: float) -> Tuning:
-        if force:
-            return _forced(model, one, choices)
-        if table is not None:
-            return _by_table(model, one, choices, table)
-        return _tune_group(model, one, choices, share_s, memory)
-
-    # What could not be measured in its share of the time has another turn in what is left.
-    for turn in range(1 if force or table is not None else 2):
-        pending = [i for i in range(len(groups)) if turn == 0 or found[i].unmeasured]
-        for done, i in enumerate(pending):
-            progress(groups[i].name, (done + turn * len(groups)) / (2 * len(groups)))
-            share_s = (deadline_s - time.perf_counter()) / (len(pending) - done)
-            if turn == 0 or share_s > LEAST_BUDGET_S:
-                found[i] = tuned(groups[i], share_s)
-    tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
+    found: list[Tuning] = []
     for i, one in enumerate(groups):
+        options.say(f"tuning {one.name}", 0.1 + 0.25 * i / len(groups))
+        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(groups) - i)
+        if options.force:
+            found.append(_forced(model, one, choices))
+        elif table is not None:
+            found.append(_by_table(model, one, choices, table))
+        else:
+            found.append(_tune_group(model, one, choices, share_s, memory))
+    # What could not be measured in its share of the time has another turn in what is left.
+    pending = [i for i, one in enumerate(found) if options.timing and one.unmeasured]
+    for done, i in enumerate(pending):
+        options.say(f"tuning {groups[i].name}", 0.35 + 0.25 * done / len(pending))
+        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(pending) - done)
+        if share_s > LEAST_BUDGET_S:
+            found[i] = _tune_group(model, groups[i], choices, share_s, memory)
+    tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
+    for one, tuning in zip(groups, found, strict=True):
         for block, call in zip(one.blocks, one.calls, strict=True):
-            tunings[block.path].append(replace(found[i], count=call.count))
-    return [Planned(block=block, tunings=tuple(tunings[block.path])) for block in blocks]
+            tunings[block.path].append(replace(tuning, count=call.count))
+    return TunedBlocks(
+        planned=tuple(Planned(block=b, tunings=tuple(tunings[b.path])) for b in blocks),
+        training=training,
+        table=_source(table),
+    )
+
+
+def _source(table: SpeedTable | NotMeasured | None) -> str | None:
+    """What a plan says of the table that decided."""
+    if table is None:
+        return None
+    return table.reason if isinstance(table, NotMeasured) else table.source
 
 
 def group(model: nn.Module, blocks: Sequence[Block], training: bool) -> list[Group]:
@@ -160,22 +202,21 @@ def _tune_group(
     if kept is not None:
         return _verified_again(model, one, replace(kept.record, remembered=kept.at))
     begun_s = time.perf_counter()
-    trials = {choice: verify_choice(model, one, choice) for choice in choices}
+    trials = {choice: one.verified(model, choice) for choice in choices}
     left_s = budget_s - (time.perf_counter() - begun_s)
     good = [choice for choice, trial in trials.items() if trial.verified]
     if any(tensor.is_meta for tensor in tensors_of(model, one.blocks[0])):
         good = []
     if not good:
         return choose(one.key.rows, list(trials.values()))
-    modules = [module_of(model, block) for block in one.blocks]
-    timed = time_choices(model, modules, one.blocks, one.calls, good, one.key.training, left_s)
+    timed = time_choices(model, one.blocks, one.calls[0], good, one.key.training, left_s)
     for choice, found in timed.items():
         trials[choice] = replace(
             trials[choice],
             verdict=found.verdict,
             speed=found.speed,
             copied_bytes=found.copied_bytes or trials[choice].copied_bytes,
-            copy_gain=_copy_gain(found, timed.values()),
+            copy_gain=copy_gain_of(found, timed.values()),
         )
     tuning = choose(one.key.rows, list(trials.values()))
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
@@ -187,7 +228,7 @@ def _forced(model: nn.Module, one: Group, choices: Sequence[Choice]) -> Tuning:
     """The first that verifies; times nothing."""
     trials = []
     for choice in choices:
-        trials.append(verify_choice(model, one, choice))
+        trials.append(one.verified(model, choice))
         if trials[-1].verified:
             break
     chosen = trials[-1].choice if trials and trials[-1].verified else None
@@ -196,7 +237,7 @@ def _forced(model: nn.Module, one: Group, choices: Sequence[Choice]) -> Tuning:
         count=1,
         trials=tuple(trials),
         chosen=chosen,
-        reason=_why_none(trials) if chosen is None else "forced",
+        reason=why_none(trials) if chosen is None else "forced",
     )
 
 
@@ -209,7 +250,7 @@ def _by_table(
     trials: dict[Choice, Trial] = {}
     for choice in choices:
         known = _known(key, choice, table)
-        trial = verify_choice(model, one, choice)
+        trial = one.verified(model, choice)
         if trial.verified and isinstance(known, KnownSpeed) and known.faster:
             speeds[choice] = known.speedup
             trial = replace(trial, verdict="known", speed=NotMeasured(known.words))
@@ -226,14 +267,14 @@ def _by_table(
         count=1,
         trials=tuple(trials.values()),
         chosen=best,
-        reason=_why_none(list(trials.values())) if best is None else trials[best].reason,
+        reason=why_none(list(trials.values())) if best is None else trials[best].reason,
     )
 
 
 def _known(key: Key, choice: Choice, table: SpeedTable | NotMeasured) -> KnownSpeed | NotMeasured:
     if isinstance(table, NotMeasured):
         return table
-    if choice.backend != "cpu":
+    if not choice.abilities.in_speed_tables:
         return NotMeasured("tables of speeds are about the compiled kernels alone")
     if not key.contiguous:
         return NotMeasured("tables of speeds are about contiguous inputs alone")
@@ -246,7 +287,7 @@ def _verified_again(model: nn.Module, one: Group, kept: Tuning) -> Tuning:
     """Times that were measured before; what is chosen by them is verified on the weights of now."""
     trials = {trial.choice: trial for trial in kept.trials}
     while kept.chosen is not None:
-        fresh = verify_choice(model, one, kept.chosen)
+        fresh = one.verified(model, kept.chosen)
         if fresh.verified:
             trials[kept.chosen] = replace(trials[kept.chosen], error_ratio=fresh.error_ratio)
             break
@@ -256,17 +297,20 @@ def _verified_again(model: nn.Module, one: Group, kept: Tuning) -> Tuning:
     return replace(kept, trials=tuple(trials.values()))
 
 
-def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
-    """The fastest that is verified and beyond noise; a copy only where it is worth its memory."""
+def choose(rows: int, trials: Sequence[Trial], over: str = "the original's speed") -> Tuning:
+    """The fastest that is verified and beyond noise; a copy only where it is worth its memory.
+
+    over: what was timed against, in words
+    """
     good = [
         (trial.speed.speedup, trial)
         for trial in trials
         if trial.verified and trial.verdict == "faster" and isinstance(trial.speed, Speed)
     ]
     speedup, best = max(good, key=lambda pair: pair[0], default=(0.0, None))
-    reason = _why_none(trials)
+    reason = why_none(trials)
     if best is not None:
-        reason = f"{speedup:.2f} times the original's speed"
+        reason = f"{speedup:.2f} times {over}"
         lean = [pair for pair in good if not pair[1].copied_bytes]
         lean_speedup, leanest = max(lean, key=lambda pair: pair[0], default=(speedup, best))
         gain = speedup / lean_speedup
@@ -275,7 +319,7 @@ def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
         small = best.copied_bytes <= SMALL_COPY_BYTES
         if leanest is not best and not small and gain < COPY_GAIN:
             best = leanest
-            reason = f"{lean_speedup:.2f} times the original's speed; a copy gains too little"
+            reason = f"{lean_speedup:.2f} times {over}; a copy gains too little"
     return Tuning(
         rows=rows,
         count=1,
@@ -285,7 +329,7 @@ def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
     )
 
 
-def _why_none(trials: Sequence[Trial]) -> str:
+def why_none(trials: Sequence[Trial]) -> str:
     return "; ".join(
         f"{trial.choice.backend} {trial.choice.mode}: {trial.verdict}"
         + (f" ({trial.reason})" if trial.reason else "")
@@ -293,7 +337,7 @@ def _why_none(trials: Sequence[Trial]) -> str:
     )
 
 
-def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
+def copy_gain_of(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
     """Speed over the best way without a copy, round by round: both had the same noise."""
     if not own.copied_bytes:
         return NotMeasured("it keeps no copy")
@@ -313,23 +357,20 @@ def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
 # ---- the numbers ----
 
 
-def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
+def verify_choice(
+    model: nn.Module, block: Block, call: Call, choice: Choice, training: bool
+) -> Trial:
     """Whether the choice gives right numbers, by the numerical rule; nothing is timed."""
-    block, call, training = one.blocks[0], one.calls[0], one.key.training
     tensors = [tensor.detach() for tensor in tensors_of(model, block)]
     forms = parse_spec(block.form)
     form = Form.of("chain", forms, tensors)
-    backend = next(backend for backend in BACKENDS if backend.name == choice.backend)
-    dtype = getattr(torch, call.dtype)
-    device = torch.device("cpu") if tensors[0].is_meta else tensors[0].device
-    reasons = [
-        *backend.unavailable(),
-        *backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode),
-    ]
+    backend = backends.backend_named(choice.backend)
+    dtype, device = getattr(torch, call.dtype), device_of(tensors[0])
+    reasons = backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode)
     if reasons:
-        return _unverified(choice, "cannot serve", "; ".join(dict.fromkeys(reasons)))
+        return unverified(choice, "cannot serve", "; ".join(reasons))
     if tensors[0].is_meta:
-        return _unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
+        return unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
     x = input_like(call, rows=max(1, min(call.rows, MOST_VERIFIED_ROWS))).to(device)
     columns = None if training else _some_columns(forms[-1], block.out_features)
     grads = None
@@ -342,18 +383,25 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
     def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
         def candidate(x: Tensor, given: Sequence[Tensor]) -> Tensor:
             nonlocal copied
-            if training and choice.backend == "cpu":
-                y = torch.ops.torchweld.chain(x, list(given), block.form)
-            else:
-                runner = backend.build(form, given if training else tensors, choice.mode)
-                y = runner(x)
-                copied = runner.copied_bytes
+            runner = backend.build(form, given if training else tensors, choice.mode)
+            y = runner(x)
+            copied = runner.copied_bytes
             assert isinstance(y, Tensor)
             return y if columns is None else y[..., columns]
 
         few = tensors if columns is None else _narrowed(forms, tensors, columns)
         return check_block(candidate, x, few, forms, grads=grads)
 
+    trial = verified(choice, judged, tensors)
+    return replace(trial, copied_bytes=copied)
+
+
+def verified(
+    choice: Choice,
+    judged: Callable[[Sequence[Tensor]], dict[str, Judgement]],
+    tensors: Sequence[Tensor],
+) -> Trial:
+    """What `judged` makes of the tensors, as a trial that is still to be timed."""
     found = judged(tensors)
     if not all(judgement.meaningful for judgement in found.values()):
         # Weights that are zero, as an adapter's are at first: random ones say more.
@@ -366,11 +414,10 @@ def verify_choice(model: nn.Module, one: Group, choice: Choice) -> Trial:
         verdict="wrong" if wrong else "not measured",
         speed=NotMeasured("; ".join(wrong)) if wrong else UNASKED,
         error_ratio=min(ratio, 1e30),
-        copied_bytes=copied,
     )
 
 
-def _unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
+def unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
     why = NotMeasured(reason)
     return Trial(choice=choice, verified=False, verdict=verdict, speed=why, error_ratio=why)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,11 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.machine.hardware import hardware
-from torchweld.plans.block_calls import block_call, input_like
+from torchweld.plans.block_calls import block_call, input_like, module_of
 from torchweld.plans.plan import Verdict
+from torchweld.plans.time_budget import least_budget_s
 from torchweld.timing import Comparison, compare
 from torchweld.timing.rounds import FEWEST_ROUNDS
-from torchweld.timing.verdicts import FEW_ROUNDS
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Call
 from torchweld.welds.swapping.faces import Face, faces
@@ -44,11 +44,11 @@ LONG_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One way, timed: its speed for one call of one module."""
+    """One way, timed: its speed for one call of one module, or of all members of a group."""
 
     verdict: Verdict
     speed: Speed | NotMeasured
-    copied_bytes: int = 0  # of one module
+    copied_bytes: int = 0  # of one module, or of all members
     log_ratios: tuple[float, ...] = ()  # of each round, over the original
 
 
@@ -74,76 +74,90 @@ class FaceSide:
 
 def time_choices(
     model: nn.Module,
-    modules: Sequence[nn.Module],
     blocks: Sequence[Block],
-    calls: Sequence[Call],
+    call: Call,
     choices: Sequence[Choice],
     training: bool,
     budget_s: float,
 ) -> dict[Choice, Timed]:
     """Each choice against the modules' own code. What cannot be welded is left out."""
     if budget_s < LEAST_BUDGET_S:
-        return _none_timed(choices, "no time was left for it")
+        return none_timed(choices, "no time was left for it")
     if not choices:
         return {}
-    x = input_like(calls[0]).to(next(iter(modules[0].parameters())).device)
+    module = module_of(model, blocks[0])
+    x = input_like(call).to(next(iter(module.parameters())).device)
     if training:
         x.requires_grad_()
-    run = block_call(modules[0], blocks[0], x, training)
-    call_s = _call_s(run)
+    call_s = seconds_of(block_call(module, blocks[0], x, training))
     least_s = least_budget_s(call_s)
     budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
     if least_s > budget_s:
         needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
-        why = f"{needed}; {budget_s:.2g} s were left"
-        return _none_timed(choices, why)
-    count = _instances(call_s, len(modules), len(choices), budget_s)
-    modules, blocks = modules[:count], blocks[:count]
-    rows = calls[0].rows
-    decisions = [
-        [Decision(block=b, by_rows=((rows, rows, choice),), training=training) for b in blocks]
+        return none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
+    blocks = blocks[: instances(call_s, len(blocks), len(choices), budget_s)]
+    runs = [block_call(module_of(model, b), b, x, training) for b in blocks]
+    ways = {
+        choice: [
+            Decision(block=b, by_rows=((call.rows, call.rows, choice),), training=training)
+            for b in blocks
+        ]
         for choice in choices
-    ]
-    names = [f"{choice.backend} {choice.mode}" for choice in choices]
+    }
+    turns = FIRST_TURNS if call_s < LONG_S else 1
     try:
-        with faces(model, modules, decisions) as (original, *welded):
-            runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
-            sides = [FaceSide(face, runs) for face in (original, *welded)]
-            behind = _behind(sides[1:], names, FIRST_TURNS if call_s < LONG_S else 1)
-            taken = [i for i, name in enumerate(names) if name not in behind]
-            found: Any = compare(
-                sides[0],
-                *(sides[1 + i] for i in taken),
-                names=("original", *(names[i] for i in taken)),
-                budget_s=budget_s / len(taken),
-                precision=PRECISION,
-                enough=ENOUGH,
-                cold=_cold(model, modules),
-            )
-            results = found if isinstance(found, list) else [found]
-            timed = {
-                choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
-                for choice, name in zip(choices, names, strict=True)
-                if name in behind
-            }
-            for i, comparison in zip(taken, results, strict=True):
-                welded[i].show()
-                copied = sum(map(copied_bytes, modules)) // len(modules)
-                timed[choices[i]] = _timed(comparison, count, copied)
-    except TorchweldError:
+        return time_ways(model, runs, (), ways, turns=turns, budget_s=budget_s)
+    except TorchweldError:  # one of them cannot be welded
         if len(choices) == 1:
             return {}
-        return {
-            choice: one
-            for choice in choices
-            for one in time_choices(
-                model, modules, blocks, calls, [choice], training, budget_s / len(choices)
-            ).values()
+        share_s = budget_s / len(choices)
+        alone = [time_choices(model, blocks, call, [c], training, share_s) for c in choices]
+        return {choice: timed for one in alone for choice, timed in one.items()}
+
+
+def time_ways(
+    model: nn.Module,
+    runs: Sequence[Callable[[], object]],
+    baseline: Sequence[Decision],
+    ways: Mapping[Choice, Sequence[Decision]],
+    *,
+    turns: int,
+    budget_s: float,
+) -> dict[Choice, Timed]:
+    """Modules welded in several ways, against them as `baseline` welds them; () is their own code.
+
+    All in the same rounds, but those that a first look of some turns shows far behind. The speeds
+    are of one of the `runs`.
+    """
+    choices = list(ways)
+    paths = dict.fromkeys(d.block.path for own in ways.values() for d in own)
+    modules = [model.get_submodule(path) for path in paths]
+    names = [f"{choice.backend} {choice.mode}" for choice in choices]
+    with faces(model, [baseline, *ways.values()]) as (_, before, *welded):
+        sides = [FaceSide(face, runs) for face in welded]
+        behind = _behind(sides, names, turns)
+        taken = [i for i, name in enumerate(names) if name not in behind]
+        found: Any = compare(
+            FaceSide(before, runs),
+            *(sides[i] for i in taken),
+            names=("original", *(names[i] for i in taken)),
+            budget_s=budget_s / len(taken),
+            precision=PRECISION,
+            enough=ENOUGH,
+            cold=_cold(model, modules),
+        )
+        timed = {
+            choice: Timed(verdict="behind", speed=NotMeasured(behind[name]))
+            for choice, name in zip(choices, names, strict=True)
+            if name in behind
         }
+        for i, one in zip(taken, found if isinstance(found, list) else [found], strict=True):
+            welded[i].show()
+            timed[choices[i]] = _timed(one, modules, len(runs))
     return timed
 
 
-def _none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:
+def none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:
     return dict.fromkeys(choices, Timed(verdict="not measured", speed=NotMeasured(why)))
 
 
@@ -165,30 +179,29 @@ def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict
     }
 
 
-def _timed(found: Comparison, instances: int, copied: int) -> Timed:
-    """Of one module, where all of them were timed together."""
+def _timed(found: Comparison, modules: Sequence[nn.Module], count: int) -> Timed:
+    """Of one run of `count` that were timed together. Modules are shown as they were timed."""
     speed = found.speed
     if isinstance(speed, Speed):
-        before_us, after_us = speed.before_us / instances, speed.after_us / instances
+        before_us, after_us = speed.before_us / count, speed.after_us / count
         speed = replace(speed, before_us=before_us, after_us=after_us)
+    copies = (one.copied_bytes for module in modules for one in stats(module).values())
     return Timed(
-        verdict=found.verdict, speed=speed, copied_bytes=copied, log_ratios=found.log_ratios
+        verdict=found.verdict,
+        speed=speed,
+        copied_bytes=sum(copies) // count,
+        log_ratios=found.log_ratios,
     )
 
 
-def _call_s(run: Callable[[], object]) -> float:
+def seconds_of(run: Callable[[], object]) -> float:
     run()
     begun_s = time.perf_counter()
     run()
     return time.perf_counter() - begun_s
 
 
-def least_budget_s(call_s: float) -> float:
-    """Less than this cannot do: the original and its control take as much in the fewest rounds."""
-    return 2 * FEW_ROUNDS * call_s
-
-
-def _instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
+def instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
     """As many as leave time for the rounds that a verdict needs."""
     fits = int(budget_s / (ROUNDS_WANTED * 2 * (2 + choices) * max(call_s, 1e-7)))
     return max(1, min(there, fits, MOST_INSTANCES))
@@ -203,8 +216,3 @@ def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
     timed = sum(p.nbytes for module in modules for p in module.parameters())
     everything = sum(p.nbytes for p in model.parameters())
     return timed < 2 * cache < everything
-
-
-def copied_bytes(module: nn.Module) -> int:
-    """Bytes of the copy of its weights that a welded module keeps."""
-    return sum(one.copied_bytes for one in stats(module).values())

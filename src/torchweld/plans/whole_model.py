@@ -1,18 +1,25 @@
-"""The whole model before and after: verified end to end, timed in turn, against its ceiling."""
+"""The whole model before and after: verified end to end, timed in turn, against its ceiling.
+
+In: a model, its tuned blocks, the workloads. Out: a `MeasuredWhole` for each workload. The model is
+unwelded, and left so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from torchweld.core.errors import NotMeasuredError
 from torchweld.core.inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
+from torchweld.findings import welding_bound
+from torchweld.machine import measured_peaks
 from torchweld.numerics.model_check import (
     Check,
     compare_results,
@@ -21,56 +28,103 @@ from torchweld.numerics.model_check import (
     step_of,
     truth_of,
 )
-from torchweld.plans.block_calls import module_of
 from torchweld.plans.ceiling import ceiling
-from torchweld.plans.measurement_cache import Kept
-from torchweld.plans.plan import UNASKED, Planned, Whole
+from torchweld.plans.measurement_cache import Kept, MeasurementCache
+from torchweld.plans.plan import (
+    SETTLED,
+    UNASKED,
+    Planned,
+    PlannedGroup,
+    Tuned,
+    Whole,
+    structure_of,
+    unwelded,
+)
+from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.time_budget import TimeBudget
+from torchweld.plans.tuning import TunedBlocks
 from torchweld.plans.way_timing import FaceSide
 from torchweld.timing import Comparison, compare
-from torchweld.welds.decisions import Decision
-from torchweld.welds.swapping.faces import faces
+from torchweld.welds.swapping.faces import both_faces
 
-# A plan is to stay small, so it has the figures; who wants the rounds they were made of asks here.
-_rounds: ContextVar[dict[Whole, Comparison] | None] = ContextVar("rounds", default=None)
+# If all times of the blocks are remembered, a plan takes seconds. So may the whole model.
+REMEMBERED_S = 4.0
 
 
-@contextmanager
-def rounds_kept() -> Iterator[dict[Whole, Comparison]]:
-    """Inside, what is timed of whole models is kept in the dict that is given.
+@dataclass(frozen=True, kw_only=True)
+class MeasuredWhole:
+    """The figures that a plan holds, and the rounds behind them if they were timed now."""
 
-    A `Whole` that an earlier plan has timed is not in it.
-    """
-    kept: dict[Whole, Comparison] = {}
-    token = _rounds.set(kept)
-    try:
-        yield kept
-    finally:
-        _rounds.reset(token)
+    whole: Whole
+    comparison: Comparison | None = None
+
+
+def measure_wholes(
+    model: nn.Module,
+    tuned: TunedBlocks,
+    workloads: Sequence[Workload],
+    options: PlanOptions,
+    budget: TimeBudget,
+    memory: MeasurementCache,
+) -> tuple[MeasuredWhole, ...]:
+    """Each workload before and after, in the time that is left; none if nothing is to be proved."""
+    if not tuned.decisions or options.force:
+        return ()
+    if measured_peaks.peaks() is None and None in budget.untimed:
+        options.say("measuring this machine's peaks", 0.6)
+        with suppress(NotMeasuredError):  # then there is no ceiling to show
+            measured_peaks.peaks(measure=True)
+    end_s = budget.end_s
+    if all(t.remembered for one in (*tuned.planned, *tuned.groups) for t in one.tunings):
+        end_s = min(end_s, time.perf_counter() + REMEMBERED_S)
+    predicted: float | NotMeasured = UNASKED
+    if options.profile is not None and len(workloads) == 1:
+        predicted = welding_bound(options.profile)
+    structure, found = structure_of(model), []
+    for i, (workload, untimed) in enumerate(zip(workloads, budget.untimed, strict=True)):
+        options.say(f"the whole model, {workload.name}", 0.65 + 0.35 * i / len(workloads))
+        to_time = max(1, budget.untimed[i:].count(None))
+        about = (structure, workload.name, tuned.training, tuned.decisions)
+        # A callable's name does not say what it does.
+        asked = workload.inputs is not None and untimed is None
+        kept = memory.recall(about, Whole) if asked else None
+        one = measure_whole(
+            model,
+            tuned,
+            workload,
+            budget_s=max(end_s - time.perf_counter(), 1.0) / to_time,
+            predicted=predicted,
+            kept=kept,
+            untimed=untimed,
+        )
+        if kept is None and one.whole.verdict in SETTLED:
+            memory.keep(about, one.whole)
+        found.append(one)
+    return tuple(found)
 
 
 def measure_whole(
     model: nn.Module,
-    decisions: Sequence[Decision],
-    planned: Sequence[Planned],
+    tuned: TunedBlocks,
     workload: Workload,
     *,
-    training: bool,
     budget_s: float,
-    predicted: float | NotMeasured,
+    predicted: float | NotMeasured = UNASKED,
     kept: Kept[Whole] | None = None,
     untimed: NotMeasured | None = None,
-) -> Whole:
-    """Welds, verifies, times, and undoes again. The model is unwelded, and in the right mode.
+) -> MeasuredWhole:
+    """Welds, verifies, times, and undoes again.
 
-    `predicted` is the gain that diagnosis allows. With `kept`, or with a reason why it cannot be,
-    `untimed`, nothing is timed, but the numbers are verified.
+    The numbers are always verified. Nothing is timed if there is a time that was `kept`, or a
+    reason why the model stays `untimed`.
     """
+    training, decisions = tuned.training, tuned.decisions
     expected = results(model, workload, training)
     truth = truth_of(model, workload, training)
-    modules = [module_of(model, decision.block) for decision in decisions]
-    run = step_of(model, workload, training)
-    with faces(model, modules, [decisions]) as (original, welded):
-        welded.show()
+    step = step_of(model, workload, training)
+    with both_faces(model, decisions) as (original, welded):
+        if tuned.groups:  # which run together from the second call on
+            step()
         got = results(model, workload, training)
         compared = compare_results(got, expected, truth, depth_of(model))
         check = Check.of(compared, truth.why_not_exact)
@@ -85,33 +139,34 @@ def measure_whole(
             predicted=predicted,
         )
         if compared and not check.ok:
-            return replace(whole, verdict="wrong", speed=NotMeasured(check.reason))
+            why = NotMeasured(check.reason)
+            return MeasuredWhole(whole=replace(whole, verdict="wrong", speed=why))
         if kept is not None:
-            return replace(
-                kept.record,
-                error_ratio=whole.error_ratio,
-                against=whole.against,
-                remembered=kept.at,
+            return MeasuredWhole(
+                whole=replace(
+                    kept.record,
+                    error_ratio=whole.error_ratio,
+                    against=whole.against,
+                    remembered=kept.at,
+                )
             )
         if untimed is not None:
-            return whole
-        found = compare(
-            FaceSide(original, [run]),
-            FaceSide(welded, [run]),
+            return MeasuredWhole(whole=whole)
+        rounds = compare(
+            FaceSide(original, [step]),
+            FaceSide(welded, [step]),
             names=("eager", "welded"),
             budget_s=budget_s,
         )
-    speed = found.speed
-    whole = replace(whole, verdict=found.verdict, speed=speed)
-    if isinstance(speed, Speed):
-        whole = replace(whole, promised=promised(planned, speed.before_us))
+    whole = replace(whole, verdict=rounds.verdict, speed=rounds.speed)
+    if isinstance(whole.speed, Speed):
+        whole = replace(
+            whole, promised=promised(tuned.planned, whole.speed.before_us, tuned.groups)
+        )
     if not training:
-        above = ceiling(model, decisions, run)
+        above = ceiling(model, decisions, step)
         whole = replace(whole, ceiling=above.limit, time_share=above.share)
-    whole = _without_false_bounds(whole)
-    if (kept_rounds := _rounds.get()) is not None:
-        kept_rounds[whole] = found
-    return whole
+    return MeasuredWhole(whole=_without_false_bounds(whole), comparison=rounds)
 
 
 def _without_false_bounds(whole: Whole) -> Whole:
@@ -127,20 +182,42 @@ def _without_false_bounds(whole: Whole) -> Whole:
     return replace(whole, **broken)
 
 
-def promised(planned: Sequence[Planned], whole_us: float) -> float | NotMeasured:
+def promised(
+    planned: Sequence[Planned], whole_us: float, groups: Sequence[PlannedGroup] = ()
+) -> float | NotMeasured:
     """What the blocks' own measurements make of a step that takes `whole_us`, as a speed-up.
 
-    Where the blocks, timed by themselves, took longer than the whole, their shares count.
+    Where the blocks, timed by themselves, took longer than the whole, their shares count. What a
+    group saves comes on top: it was timed against its members as they are planned.
     """
-    before, saved = 0.0, 0.0
-    for one in planned:
-        for tuning in one.tunings:
-            speed = tuning.best.speed if tuning.best is not None else None
-            if isinstance(speed, Speed):
-                taken = tuning.count * speed.before_us
-                before += taken
-                saved += taken * (1 - 1 / speed.speedup)
+    before, saved = _timed_us(planned)
+    of_groups, more = _timed_us(groups)
+    before, saved = max(before, of_groups), saved + more
     if not before:
         return NotMeasured("no block was timed")
     saved *= min(1.0, whole_us / before)
     return whole_us / max(whole_us - saved, 1e-3 * whole_us)
+
+
+def _timed_us(planned: Sequence[Tuned]) -> tuple[float, float]:
+    """What all calls took before, and what was saved."""
+    before, saved = 0.0, 0.0
+    for tuning in (tuning for one in planned for tuning in one.tunings):
+        speed = tuning.best.speed if tuning.best is not None else None
+        if isinstance(speed, Speed):
+            taken = tuning.count * speed.before_us
+            before += taken
+            saved += taken * (1 - 1 / speed.speedup)
+    return before, saved
+
+
+def without_wrong(tuned: TunedBlocks, wholes: Sequence[MeasuredWhole]) -> TunedBlocks:
+    """Nothing stays welded if the whole model does not give the same numbers."""
+    if all(one.whole.verdict != "wrong" for one in wholes):
+        return tuned
+    reason = "the whole model gave other numbers"
+    return replace(
+        tuned,
+        planned=tuple(unwelded(one, reason) for one in tuned.planned),
+        groups=tuple(unwelded(one, reason) for one in tuned.groups),
+    )

@@ -1,9 +1,15 @@
 """Profiles: where a model's time goes.
 
-`live.py` (tw.profile) and `loop.py` (tw.profiling) record with torch.profiler through `collect.py`;
-`trace.py` (tw.read_trace) reads what others recorded. `attribution.py` gives every microsecond an
-owner, `overhead.py` says what the profiler cost, and `profile.py` holds the result. `account.py`
-explains it: `kinds.py` says what an op is, `nesting.py` which of ops inside ops counts, `costs.py`
-what it has to do, `traffic.py` what its memory costs, `pricing.py` and `device_pricing.py` what its
-time consists of. `launches.py` counts ops for `tw.expect`.
+Rooms, each of which imports only from those above it:
+
+- `profile.py` holds the result, `events.py` what a profiler saw; `doubts.py` says when a time is
+  not believed, and `dispatch_counts.py` counts ops without a profiler
+- `attributing/`: what an op is, which of ops inside ops counts, and which module owns it
+- `accounting/`: what an op has to do, what that costs at least, what its time consists of, and what
+  changed between two profiles (`profile_diff.py`, `tw.diff`)
+- `traces/`: chrome traces of torch.profiler, from a file to events
+- `recording/`: the three ways to a `Profile`: `live_profile.py` (`tw.profile`), `loop_profile.py`
+  (`tw.profiling`) and `trace_profile.py` (`tw.read_trace`); `torch_profiler.py` is the only file
+  that uses torch.profiler, and `pricing_machine.py` knows what this machine costs
+- `expecting/`: guesses about what code launches (`tw.expect`)
 """

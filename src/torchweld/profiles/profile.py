@@ -20,11 +20,14 @@ from torchweld.core.files import MOST_BYTES
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import MOST_FLOAT, Count, Index, Length, Measured, to_plain
 from torchweld.core.saved_records import FileFormat
-from torchweld.machine.hardware import Peaks
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.doubts import doubt
 
 # Of a tensor in a file: more than any memory holds.
 MOST_ELEMENTS = 1 << 62
+
+# Of a fact about the machine that the recording lacks.
+UNTOLD = NotMeasured("the recording does not tell")
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 
@@ -320,6 +323,7 @@ class Machine:
     threads: int = 0
     fingerprint: str = ""
     op_cost_us: float = 0.0
+    fused_call_us: float | NotMeasured = UNTOLD
     peaks: Peaks | None = None
 
 
@@ -341,6 +345,7 @@ class Profile:
     compilation: Compilation | None = None
     peaks: Peaks | None = None  # of the CPU the profile was taken on
     op_cost_us: float = 0.0  # what the smallest op takes to dispatch on that CPU, measured
+    fused_call_us: float | NotMeasured = UNTOLD  # what calling a fused block takes there at least
     notices: tuple[str, ...] = ()
 
     @property
@@ -351,6 +356,7 @@ class Profile:
             threads=self.about.threads,
             fingerprint=self.about.fingerprint,
             op_cost_us=self.op_cost_us,
+            fused_call_us=self.fused_call_us,
             peaks=self.peaks,
         )
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from torchweld.core.figures import MINUS, counted, duration, figure, listed, signed, size, unit_of
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.texts import clean
-from torchweld.profiles.profile_diff import Change, Diff
+from torchweld.profiles.accounting.profile_diff import Change, Diff
 from torchweld.report.profile_sections import notices_section
 from torchweld.report.style import WIDTH, Column, Sheet, cut_left, heading
 

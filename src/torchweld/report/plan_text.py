@@ -16,7 +16,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.paths import grouped_paths
 from torchweld.core.speeds import Speed
 from torchweld.core.texts import clean
-from torchweld.plans.plan import Plan, Planned, Tuning, Whole
+from torchweld.plans.plan import Plan, Planned, PlannedGroup, Tuned, Tuning, Whole
 from torchweld.welds.found_blocks import Domain, Refusal
 
 WIDTH = 100
@@ -30,7 +30,7 @@ def plan_text(plan: Plan) -> str:
     lines += [line for one in _account(plan) for line in _wrapped(one, "  ")]
     lines += [line for one in _left(plan) for line in _wrapped(one, "  ")]
     if plan.planned:
-        lines += ["", *_table(plan.planned)]
+        lines += ["", *_table(plan)]
     lines += [line for notice in plan.notices for line in _wrapped(f"note: {notice}")]
     return "\n".join(map(clean, lines))
 
@@ -104,9 +104,12 @@ def _welded_words(plan: Plan) -> str:
     welded = Counter(one.block.layers > 1 for one in plan.planned if one.welded)
     found = Counter(one.block.layers > 1 for one in plan.planned)
     names = {True: "MLPs", False: "Linears"}
-    return " and ".join(
+    words = [
         f"{welded[kind]} of {found[kind]} {name}" for kind, name in names.items() if found[kind]
-    )
+    ]
+    if together := sum(group.welded for group in plan.groups):
+        words.append(f"{together} of {counted(len(plan.groups), 'group')} that share an input")
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _gain(one: Whole) -> str:
@@ -147,34 +150,47 @@ def _account(plan: Plan) -> Iterator[str]:
 
 
 def _left(plan: Plan) -> Iterator[str]:
-    """Blocks that stay as they are, by why; then what is no block."""
-    groups: dict[str, list[Planned]] = {}
-    for one in plan.planned if plan.decisions else ():
-        if not one.welded:
-            groups.setdefault(_why_left(one), []).append(one)
-    for why, same in groups.items():
+    """Blocks that stay as they are, by why; groups that do; then what is no block."""
+    decided = {decision.block.path for decision in plan.decisions}
+    left: dict[str, list[Planned]] = {}
+    for one in plan.planned if decided else ():
+        if one.block.path not in decided:
+            left.setdefault(_why_left(one, "the original"), []).append(one)
+    for why, same in left.items():
         names = ", ".join(_names([one.block.path for one in same]))
         yield f"{counted(len(same), 'block')} left as {_it(same)}: {why}: {names}"
+    apart: dict[str, list[PlannedGroup]] = {}
+    for group in plan.groups:
+        if not group.welded:
+            apart.setdefault(_why_left(group, "its members"), []).append(group)
+    for why, alike in apart.items():
+        names = ", ".join(_names([_caller(group) for group in alike]))
+        yield f"{counted(len(alike), 'group')} run member by member: {why}: {names}"
     refused: dict[tuple[str, str], list[Refusal]] = {}
     for refusal in plan.refused:
         where = f" ({refusal.where})" if refusal.where else ""
         refused.setdefault((refusal.kind, f"{refusal.reason}{where}"), []).append(refusal)
-    for (kind, reason), alike in refused.items():
-        names = ", ".join(_names([one.path for one in alike]))
-        what = counted(len(alike), kind.rpartition(".")[2])
-        yield f"{what} left as {_it(alike)}, {names}: {reason}"
+    for (kind, reason), refusals in refused.items():
+        names = ", ".join(_names([one.path for one in refusals]))
+        what = counted(len(refusals), kind.rpartition(".")[2])
+        yield f"{what} left as {_it(refusals)}, {names}: {reason}"
 
 
 def _it(items: Sequence[object]) -> str:
     return "it is" if len(items) == 1 else "they are"
 
 
-def _why_left(one: Planned) -> str:
+def _caller(group: PlannedGroup) -> str:
+    """The module that calls its members."""
+    return group.name.rpartition("#")[0]
+
+
+def _why_left(one: Tuned, over: str) -> str:
     if one.outcome == "not measured":
         whys = (t.why_unmeasured for t in one.tunings if t.outcome == "not measured")
         return f"not measured ({next(whys)})"
     words = {
-        "not faster": "measured, and no faster than the original beyond noise",
+        "not faster": f"measured, and no faster than {over} beyond noise",
         "not known": "not known to be faster",
     }
     return words.get(one.outcome, next((t.reason for t in one.tunings), one.outcome))
@@ -197,21 +213,21 @@ EXPLAINED = {
 def details_text(plan: Plan) -> str:
     """Times, bounds and promises of each workload, with what they mean."""
     lines = []
-    for one in plan.whole:
-        lines.append(one.workload)
-        if isinstance(one.speed, Speed):
-            times = f"{duration(one.speed.before_us)} before, {duration(one.speed.after_us)} after"
-            lines.append(f"  {'measured':<10}{one.speed}x; {times}, medians of the same rounds")
+    for whole in plan.whole:
+        lines.append(whole.workload)
+        if isinstance(speed := whole.speed, Speed):
+            times = f"{duration(speed.before_us)} before, {duration(speed.after_us)} after"
+            lines.append(f"  {'measured':<10}{speed}x; {times}, medians of the same rounds")
         else:
-            lines += _wrapped(f"measured  {one.speed}", "  ")
+            lines += _wrapped(f"measured  {speed}", "  ")
         for name, meaning in EXPLAINED.items():
-            value = getattr(one, name)
+            value = getattr(whole, name)
             known = not isinstance(value, NotMeasured)
             shown = f"{figure(value)}x" if known else str(value)
             lines += _wrapped(f"{name:<10}{shown}: {meaning}", "  ")
         lines.append("")
-    for block, names in _alike(plan.planned):
-        for tuning in block.tunings:
+    for one, names in (*_alike(plan.planned), *_alike_groups(plan)):
+        for tuning in one.tunings:
             earlier = f", measured {_when(tuning.remembered)}" if tuning.remembered else ""
             lines += _wrapped(f"{names} at {counted(tuning.rows, 'row')}{earlier}: {tuning.reason}")
     return "\n".join(map(clean, lines)).rstrip()
@@ -251,11 +267,16 @@ def _calls(domain: Domain) -> str:
 # ---- the table ----
 
 
-def _table(planned: Sequence[Planned]) -> list[str]:
+def _table(plan: Plan) -> list[str]:
     rows: list[tuple[str, ...]] = [COLUMNS]
-    for one, names in _alike(planned):
+    for one, names in _alike(plan.planned):
         for tuning in one.tunings:
-            rows.append((names, one.block.form, *_cells(tuning)))
+            rows.append((names, one.block.form, *_cells(tuning, "original")))
+            names = ""
+    for group, names in _alike_groups(plan):
+        computes = f"group of {len(plan.members(group))}"
+        for tuning in group.tunings:
+            rows.append((names, computes, *_cells(tuning, "one by one")))
             names = ""
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     # Names give way first, forms second.
@@ -266,10 +287,12 @@ def _table(planned: Sequence[Planned]) -> list[str]:
         "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return lines + _remembered(planned)
+    if plan.groups:
+        lines.append("the speed-up of a group is over its members one by one, as they are planned")
+    return lines + _remembered((*plan.planned, *plan.groups))
 
 
-def _remembered(planned: Sequence[Planned]) -> list[str]:
+def _remembered(planned: Sequence[Tuned]) -> list[str]:
     """What the asterisks mean: times of earlier plans, from the oldest on."""
     whens = sorted({t.remembered for one in planned for t in one.tunings if t.remembered})
     if not whens:
@@ -289,10 +312,23 @@ def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
     return [(same[0], ", ".join(_names([p.block.path for p in same]))) for same in groups.values()]
 
 
-def _cells(tuning: Tuning) -> tuple[str, ...]:
+def _alike_groups(plan: Plan) -> list[tuple[PlannedGroup, str]]:
+    """Groups with the same tuning, as one line: "layers.*.attn: q, k, v"."""
+    alike: dict[tuple[object, ...], list[PlannedGroup]] = {}
+    for group in plan.groups:
+        paths = (one.block.path for one in plan.members(group))
+        members = ", ".join(path.removeprefix(f"{_caller(group)}.") for path in paths)
+        alike.setdefault((members, group.tunings), []).append(group)
+    return [
+        (same[0], f"{', '.join(_names([_caller(group) for group in same]))}: {members}")
+        for (members, _), same in alike.items()
+    ]
+
+
+def _cells(tuning: Tuning, unwelded: str) -> tuple[str, ...]:
     best = tuning.best
     if best is None:
-        return str(tuning.rows), "original", tuning.outcome, "", ""
+        return str(tuning.rows), unwelded, tuning.outcome, "", ""
     choice = f"{best.choice.backend} {best.choice.mode}"
     if isinstance(best.speed, Speed):
         speed = str(best.speed) + (" *" if tuning.remembered else "")

@@ -1,1 +1,1 @@
-"""Finds, guards, welds and undoes blocks: the one place that changes models."""
+"""Finds, guards, welds and undoes blocks: the only package that changes models."""

@@ -6,32 +6,34 @@ A `Decision` is saved and loaded by `torchweld.core.records`. M rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
+from torchweld.core.arguments import check_flags, check_kind, misfit
+from torchweld.core.records import Word
+from torchweld.ops.backends import Abilities, backend_named
 from torchweld.welds.found_blocks import Block
-
-BackendName = Literal["cpu", "torch", "reference", "compile"]
-
-# Without a packed copy, and with one.
-_MODES = {
-    "cpu": ("natural", "packed"),
-    "torch": ("aten", "mkldnn"),
-    "reference": ("eager", "eager"),
-    "compile": ("inductor", "inductor"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """One way to run a block; `packed` keeps a copy of the weights in the kernel's own layout."""
 
-    backend: BackendName
+    backend: Word
     packed: bool = False
+
+    def __post_init__(self) -> None:
+        backend_named(self.backend)  # or a TorchweldError that lists the backends there are
+        check_flags("Choice", packed=self.packed)
+
+    @property
+    def abilities(self) -> Abilities:
+        return backend_named(self.backend).abilities
 
     @property
     def mode(self) -> str:
         """As the backend calls it."""
-        return _MODES[self.backend][self.packed]
+        can = self.abilities
+        return ((self.packed and can.packed_mode) or can.modes[0]).name
 
 
 # (first row count, last, choice). None, or no range: the original.
@@ -54,6 +56,14 @@ class Decision:
     training: bool = False  # whether calls with gradients or in training mode are covered
     in_group: Ranges = ()
 
+    def __post_init__(self) -> None:
+        check_kind("Decision", "block", self.block, Block, "one of those that tw.find returns")
+        check_flags("Decision", training=self.training)
+        for name, ranges in (("by_rows", self.by_rows), ("in_group", self.in_group)):
+            if not isinstance(ranges, (tuple, list)) or not all(map(_is_range, ranges)):
+                allowed = "a tuple of (first row count, last, tw.Choice or None)"
+                raise misfit("Decision", name, ranges, allowed)
+
     def choice(self, rows: int) -> Choice | None:
         return choice_at(self.by_rows, rows)
 
@@ -66,9 +76,9 @@ class Decision:
         return tuple(choice for _, _, choice in self.by_rows if choice is not None)
 
     @property
-    def natural_for_any_rows(self) -> bool:
+    def in_graphs(self) -> bool:
         """Whether a graph that does not know its row counts may hold the op: each range has it."""
-        kinds = [choice is not None and choice.backend == "cpu" for _, _, choice in self.by_rows]
+        kinds = [choice is not None and choice.abilities.in_graphs for *_, choice in self.by_rows]
         return bool(kinds) and all(kinds)
 
     def problems(self) -> list[str]:
@@ -76,31 +86,41 @@ class Decision:
         found = []
         if not self.by_rows:
             found.append("its table is empty; give at least one (first, last, choice)")
-        return found + _range_problems(self.by_rows) + self._group_problems()
+        return found + self._problems_of(self.by_rows) + self._group_problems()
+
+    def _problems_of(self, ranges: Ranges) -> list[str]:
+        found = []
+        end = 0
+        for first, last, choice in sorted(ranges, key=lambda row: row[:2]):
+            if not 1 <= first <= last:
+                found.append(f"its table has rows {first} to {last}; expected 1 ≤ first ≤ last")
+            elif first <= end:
+                found.append(f"its table has two choices for {first} rows; ranges must not overlap")
+            end = max(end, last)
+            if choice is not None and choice.packed and choice.abilities.packed_mode is None:
+                found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
+            if choice is not None and self.training and not choice.abilities.trains:
+                found.append(f"backend {choice.backend} has no gradients; give training=False")
+        return found
 
     def _group_problems(self) -> list[str]:
         if not self.in_group:
             return []
-        found = _range_problems(self.in_group)
+        found = self._problems_of(self.in_group)
         if self.training:
             found.append("a group is welded for inference alone; give training=False")
         if self.block.layers != 1 or self.block.scale != 1.0:
             found.append("a member of a group is one layer without a scale")
+        if not self.block.group:
+            found.append("it has a table for its group, but the block names no group")
         choices = [choice for _, _, choice in self.in_group if choice is not None]
-        if odd := sorted({choice.backend for choice in choices} - {"cpu"}):
-            found.append(f"a group is run by backend cpu, not by {', '.join(odd)}")
+        if odd := sorted({c.backend for c in choices if not c.abilities.c_forward}):
+            found.append(f"a group is run by the compiled kernels, not by {', '.join(odd)}")
         return found
 
 
-def _range_problems(ranges: Ranges) -> list[str]:
-    found = []
-    end = 0
-    for first, last, choice in sorted(ranges, key=lambda row: row[:2]):
-        if not 1 <= first <= last:
-            found.append(f"its table has rows {first} to {last}; expected 1 ≤ first ≤ last")
-        elif first <= end:
-            found.append(f"its table has two choices for {first} rows; ranges must not overlap")
-        end = max(end, last)
-        if choice is not None and choice.packed and choice.backend in ("reference", "compile"):
-            found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
-    return found
+def _is_range(row: Any) -> bool:
+    match row:
+        case (int(), int(), None | Choice()):
+            return True
+    return False

@@ -1,16 +1,16 @@
-"""How a welded module is known: by names in its `__dict__`, and by its class."""
+"""Tells welded modules from others: by names in their `__dict__`, and by their class."""
 
 from __future__ import annotations
 
 from torch import nn
 
-KEY = "_torchweld"  # the one name that welding adds to a module's __dict__
-PLAN_KEY = "_torchweld_plan"  # in the model itself: the plan that it was welded by
+KEY = "_torchweld"  # the only name that a weld adds to a module's __dict__
+PLAN_KEY = "_torchweld_plan"  # in the root's __dict__: the plan by which the model was welded
 
 
 def plain_class(kind: type) -> type:
-    """The class under a welded one; any other class is itself."""
-    # A subclass made of a welded class (by parametrize, say) inherits the attribute.
+    """The original class of a welded class; any other class is returned as it is."""
+    # A subclass of a welded class (made by parametrize, for example) inherits the attribute.
     if getattr(kind, "_torchweld_class", None) is kind:
         base: type = kind._torchweld_base
         return base
@@ -18,6 +18,6 @@ def plain_class(kind: type) -> type:
 
 
 def plain_root(model: nn.Module) -> nn.Module:
-    """The model itself, or what torch.compile has wrapped."""
+    """The model itself, or the model inside a torch.compile wrapper."""
     inner = model.__dict__.get("_modules", {}).get("_orig_mod")
     return inner if isinstance(inner, nn.Module) else model

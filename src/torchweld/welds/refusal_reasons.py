@@ -1,4 +1,4 @@
-"""Why a module is not a chain: the exception that carries it, ops in words, and source lines."""
+"""Says why a module is not a chain: the `Refused` exception, ops in words, and source lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HERE = os.path.dirname(__file__)
 _OWN = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "core", "inputs.py"))
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
 
-# Ops that are met in models, as a person would call them.
+# Common ops in words, as messages show them.
 _WORDS = {
     "layer_norm": "a layer norm",
     "native_layer_norm": "a layer norm",
@@ -44,14 +44,14 @@ _WORDS = {
     "cumsum": "a running sum",
     "prelu": "an activation with weights of its own",
     "bmm": "a product of two activations",
-    "einsum": "a product that is no Linear",
+    "einsum": "a product that is not a Linear",
 }
 
 
 class Refused(Exception):  # noqa: N818
-    """This module is not a chain."""
+    """Raised if a module is not a chain; becomes a refusal with a reason, an op and a line."""
 
-    # Whether it multiplies at all; None where it was not traced.
+    # Whether the module has any product; None if it was not traced.
     multiplies: bool | None = None
 
     def __init__(self, reason: str, op: str = "", where: str = "") -> None:
@@ -60,7 +60,7 @@ class Refused(Exception):  # noqa: N818
 
 
 def op_name(target: Any) -> str:
-    """`aten.layer_norm` of an overload, without the overload; else whatever names it."""
+    """The name of an op without its overload, as `aten.layer_norm`; else the name of the target."""
     schema = getattr(target, "_schema", None)
     if schema is not None:
         return str(schema.name).replace("::", ".")
@@ -68,19 +68,19 @@ def op_name(target: Any) -> str:
 
 
 def in_words(op: str) -> str:
-    """An op as the subject of a sentence."""
+    """An op in words, to start a sentence with; unknown ops keep their names."""
     return _WORDS.get(op.rpartition(".")[2].removesuffix("_"), op)
 
 
 def source_of(stack_trace: str | None) -> str:
-    """The innermost line of the model's own code in a formatted stack, as "modeling.py:212"."""
+    """The innermost line of the model's code in a formatted stack trace, as "modeling.py:212"."""
     frames = [f for f in _FRAME.findall(stack_trace or "") if not f[0].startswith(_OWN)]
     own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
     return _place(*(own or frames)[-1]) if frames else ""
 
 
 def raised_at(error: BaseException) -> str:
-    """The innermost line of the model's own code that an exception passed through."""
+    """The innermost line of the model's code that an exception passed through."""
     trace: TracebackType | None = error.__traceback__
     lines = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(trace)]
     own = [line for line in lines if not line[0].startswith((_TORCH, *_OWN))]
@@ -88,7 +88,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def called_from() -> str:
-    """The line of the model's own code that is calling now."""
+    """The innermost line of the model's code that is running now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_TORCH, *_OWN)):
@@ -98,7 +98,7 @@ def called_from() -> str:
 
 
 def defined_at(module: nn.Module) -> str:
-    """Where the module's forward begins."""
+    """The line where the module's forward is defined."""
     code: CodeType | None = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return "" if code is None else _place(code.co_filename, code.co_firstlineno)
 

@@ -12,12 +12,28 @@ from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import BlockError, BuildError, TorchweldError, UnsupportedError
-from torchweld.machine import hardware
-from torchweld.ops.backends import BACKENDS, Backend, Form, Runner, reference_backend, select
+from torchweld.machine import kernel_build
+from torchweld.ops.backends import (
+    BACKENDS,
+    Abilities,
+    Backend,
+    BackendMode,
+    Form,
+    Runner,
+    reference_backend,
+    select,
+)
 from torchweld.ops.backends.cpu_backend import CpuBackend
 
 BLOCK = Form(kind="chain", forms=parse_spec("gelu/b;identity/b"), sizes=((8, 16), (16, 4)))
 SHAPES = [(3, 8)]
+ANYTHING = Abilities(
+    devices=None,
+    modes=(BackendMode(name="plain"), BackendMode(name="other")),
+    needs="nothing",
+    trains=True,
+    deterministic=True,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class Fake:
 
     name: str
     reasons: tuple[str, ...] = ()
-    modes: tuple[str, ...] = ("plain", "other")
+    abilities: Abilities = ANYTHING
 
     def unavailable(self) -> list[str]:
         return []
@@ -100,7 +116,7 @@ def test_shapes_that_do_not_fit_the_block_are_nobodys_reason() -> None:
         select(BLOCK, [(3, 8), (3, 9)], torch.float32, CPU)
 
 
-@pytest.mark.skipif(hardware.build_problem() is not None, reason="needs the compiled kernels")
+@pytest.mark.skipif(kernel_build.build_problem() is not None, reason="needs the compiled kernels")
 def test_the_compiled_kernels_serve_the_cpu_and_torch_the_rest() -> None:
     assert select(BLOCK, SHAPES, torch.bfloat16, CPU).backend.name == "cpu"
     elsewhere = select(BLOCK, SHAPES, torch.float32, torch.device("cuda"))
@@ -111,7 +127,7 @@ def test_the_compiled_kernels_serve_the_cpu_and_torch_the_rest() -> None:
 def test_without_kernels_torch_serves_and_the_problem_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hardware, "build_problem", lambda: "there is no compiler; get one")
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: "there is no compiler; get one")
     choice = select(BLOCK, SHAPES, torch.float32, CPU)
     assert choice.backend.name == "torch"
     assert [str(refusal) for refusal in choice.passed_over] == [
@@ -127,8 +143,8 @@ def test_a_compiled_part_that_does_not_load_is_a_reason_not_a_crash(
     def fail() -> str:
         raise BuildError("TORCHWELD_ISA=abacus is not one of these")
 
-    monkeypatch.setattr(hardware, "build_problem", lambda: None)
-    monkeypatch.setattr(hardware, "isa_in_use", fail)
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: None)
+    monkeypatch.setattr(kernel_build, "isa_in_use", fail)
     assert CpuBackend().unavailable() == ["TORCHWELD_ISA=abacus is not one of these"]
 
 

@@ -1,8 +1,9 @@
 """Backends: one block, several implementations, and the choice among them.
 
-`BACKENDS` is all there is, in the order of preference. `select` asks each for its reasons, then
-decides once: for the one asked for by name, or an UnsupportedError with every reason; else for the
-first that can, with the reasons of those passed over.
+`BACKENDS` lists them all, in the order of preference. A new backend is a file beside this one and a
+row there; everything else reads its `abilities`. `select` asks each for its reasons, then decides
+once: for the one asked for by name, or an UnsupportedError with every reason; else for the first
+that can, with the reasons of those passed over.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torchweld.core.errors import BlockError, UnsupportedError
 from torchweld.core.names import known
 from torchweld.ops.backends import compile_backend, cpu_backend, reference_backend, torch_backend
+from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import Backend, Form, Runner, refusal_lines
 
 BACKENDS: tuple[Backend, ...] = (
@@ -24,7 +26,24 @@ BACKENDS: tuple[Backend, ...] = (
     compile_backend.BACKEND,
 )
 
-__all__ = ["BACKENDS", "Backend", "BackendRefusal", "Form", "Runner", "Selection", "select"]
+__all__ = [
+    "BACKENDS",
+    "Abilities",
+    "Backend",
+    "BackendMode",
+    "BackendRefusal",
+    "Form",
+    "Runner",
+    "Selection",
+    "backend_named",
+    "select",
+]
+
+
+def backend_named(name: str) -> Backend:
+    """The row of this name; else a TorchweldError that lists them all."""
+    rows = {backend.name: backend for backend in BACKENDS}
+    return rows[known(name, rows, "backend")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +73,19 @@ def select(
     *,
     name: str | None = None,
     mode: str | None = None,
-    backends: Sequence[Backend] = BACKENDS,
+    backends: Sequence[Backend] | None = None,
 ) -> Selection:
-    """The backend for `block` on x of these shapes.
+    """The backend for `block` on x of these shapes; of `BACKENDS`, if no others are given.
 
     `mode` goes with `name`: modes are a backend's own.
     """
+    backends = BACKENDS if backends is None else backends
     if mode is not None and name is None:
         raise UnsupportedError(
             f"mode {mode!r} was asked for without a backend; name the backend it belongs to: "
-            + ", ".join(f"{b.name} ({', '.join(b.modes)})" for b in backends)
+            + ", ".join(
+                f"{b.name} ({', '.join(mode.name for mode in b.abilities.modes)})" for b in backends
+            )
         )
     for shape in shapes:
         if not shape or shape[-1] != block.K:

@@ -1,8 +1,8 @@
 """What a backend is, and what it is asked about: a `Form`, a chain or group without its tensors.
 
-A backend says why it cannot serve (`unavailable`, `unsupported_reasons`) and builds a `Runner`: a
-block bound to its tensors, x `[..., K]` in, `[..., N]` out (one for each member of a group).
-M rows, K in, N out.
+A backend says what it can (`abilities`), why it cannot serve (`unavailable`,
+`unsupported_reasons`), and builds a `Runner`: a block bound to its tensors, x `[..., K]` in,
+`[..., N]` out (one for each member of a group). M rows, K in, N out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torchweld.core.blocks import LayerForm, format_spec, split_tensors
 from torchweld.core.errors import BlockError, UnsupportedError
 from torchweld.core.names import known
+from torchweld.ops.backends.abilities import Abilities
 
 Kind = Literal["chain", "group"]
 
@@ -105,13 +106,13 @@ class Runner(Protocol):
 
 
 class Backend(Protocol):
-    """One way to run blocks. `modes` are its ways to do so, the default first."""
+    """One way to run blocks: a row of `BACKENDS`."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def modes(self) -> tuple[str, ...]: ...
+    def abilities(self) -> Abilities: ...
 
     def unavailable(self) -> list[str]:
         """Why it cannot be used on this machine at all; empty if it can."""
@@ -132,7 +133,29 @@ class Backend(Protocol):
 
 def mode_of(backend: Backend, mode: str | None) -> str:
     """The mode asked for, or the default."""
-    return known(mode or backend.modes[0], backend.modes, f"mode of backend {backend.name}")
+    names = [mode.name for mode in backend.abilities.modes]
+    return known(mode or names[0], names, f"mode of backend {backend.name}")
+
+
+def plain_reasons(backend: Backend, dtype: torch.dtype, device: torch.device) -> list[str]:
+    """The reasons that follow from its abilities, and why it cannot be used here at all."""
+    can = backend.abilities
+    reasons = backend.unavailable()
+    if not can.runs_on([device.type]):
+        reasons.append(f"it runs on {', '.join(can.devices or ())}; the tensors are on {device}")
+    if str(dtype).removeprefix("torch.") not in can.dtypes:
+        reasons.append(f"{dtype} is not one of {', '.join(can.dtypes)}; cast with .to()")
+    if not can.deterministic and torch.are_deterministic_algorithms_enabled():
+        reasons.append(
+            "its results differ in their last bits from run to run, and "
+            "torch.use_deterministic_algorithms(True) forbids that"
+        )
+    return reasons
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """Where a weight will be used. Weights on meta are to come, and are taken to be for the CPU."""
+    return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
 def check_build(backend: Backend, block: Form, tensors: Sequence[Tensor], mode: str | None) -> str:
@@ -178,9 +201,3 @@ def check_features(x: Tensor, block: Form) -> None:
         raise BlockError(
             f"x has shape {list(x.shape)}; expected {block.K} features in its last dimension"
         )
-
-
-def floating_reasons(dtype: torch.dtype) -> list[str]:
-    if dtype.is_floating_point and dtype.itemsize >= 2:
-        return []
-    return [f"{dtype} is not a floating-point type of 16 bits or more; cast with .to()"]

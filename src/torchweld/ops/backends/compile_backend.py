@@ -19,13 +19,14 @@ from torchweld.core.errors import UnsupportedError
 from torchweld.core.inputs import first_line
 from torchweld.core.interrupts import is_interrupt
 from torchweld.ops.backends import reference_backend
+from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
     Form,
     Runner,
     check_build,
-    floating_reasons,
     mode_of,
+    plain_reasons,
 )
 
 
@@ -62,7 +63,14 @@ class CompileBackend:
     """torch.compile, one graph a block."""
 
     name = "compile"
-    modes = ("inductor",)
+    abilities = Abilities(
+        devices=None,
+        modes=(BackendMode(name="inductor", planned=("inference", "training")),),
+        needs="a C++ compiler",
+        trains=True,
+        deterministic=True,
+        compiles=True,
+    )
 
     def unavailable(self) -> list[str]:
         if any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
@@ -78,7 +86,7 @@ class CompileBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        return [*self.unavailable(), *floating_reasons(dtype)]
+        return plain_reasons(self, dtype, device)
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
         check_build(self, block, tensors, mode)

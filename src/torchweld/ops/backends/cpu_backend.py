@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 
 from torchweld.core.errors import BuildError
-from torchweld.machine import hardware
-from torchweld.ops.backends.backend import Backend, Form, Runner, check_build, mode_of, values_alone
+from torchweld.machine import kernel_build
+from torchweld.ops.backends.abilities import Abilities, BackendMode
+from torchweld.ops.backends.backend import (
+    Backend,
+    Form,
+    Runner,
+    check_build,
+    mode_of,
+    plain_reasons,
+    values_alone,
+)
 from torchweld.ops.backends.weight_watch import WeightWatch, check_watchable
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class NaturalRunner:
@@ -66,13 +73,25 @@ class CpuBackend:
     """The compiled kernels."""
 
     name = "cpu"
-    modes = ("natural", "packed")
+    abilities = Abilities(
+        devices=("cpu",),
+        modes=(
+            BackendMode(name="natural", planned=("inference", "training")),
+            BackendMode(name="packed", packs=True, planned=("inference",)),
+        ),
+        needs="torchweld's compiled kernels",
+        trains=True,
+        deterministic=True,
+        in_graphs=True,
+        c_forward=True,
+        in_speed_tables=True,
+    )
 
     def unavailable(self) -> list[str]:
         try:
-            problem = hardware.build_problem()
+            problem = kernel_build.build_problem()
             if problem is None:
-                hardware.isa_in_use()
+                kernel_build.isa_in_use()
         except BuildError as error:
             problem = str(error)
         return [] if problem is None else [problem]
@@ -86,13 +105,7 @@ class CpuBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        reasons = self.unavailable()
-        if device.type != "cpu":
-            reasons.append(f"its kernels run on the CPU, and the tensors are on {device}")
-        if dtype not in DTYPES:
-            allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-            reasons.append(f"{dtype} is not one of {allowed}; cast with .to()")
-        return reasons
+        return plain_reasons(self, dtype, device)
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
         if check_build(self, block, tensors, mode) == "natural":

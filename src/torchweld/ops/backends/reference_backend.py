@@ -15,13 +15,14 @@ from torch.nn.functional import linear
 
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.blocks import LayerForm, split_tensors
+from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
     Form,
     Runner,
     check_build,
-    floating_reasons,
     mode_of,
+    plain_reasons,
 )
 
 
@@ -95,7 +96,13 @@ class ReferenceBackend:
     """Plain PyTorch, as a model would be written: slow as eager, and always there."""
 
     name = "reference"
-    modes = ("eager",)
+    abilities = Abilities(
+        devices=None,
+        modes=(BackendMode(name="eager"),),
+        needs="nothing but torch",
+        trains=True,
+        deterministic=True,
+    )
 
     def unavailable(self) -> list[str]:
         return []
@@ -109,7 +116,7 @@ class ReferenceBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        return floating_reasons(dtype)
+        return plain_reasons(self, dtype, device)
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
         check_build(self, block, tensors, mode)

@@ -25,14 +25,15 @@ from torch import Tensor
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.blocks import LayerForm, split_tensors
 from torchweld.ops.backends import mkldnn_linears, reference_backend
+from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
     Form,
     Runner,
     check_build,
     check_features,
-    floating_reasons,
     mode_of,
+    plain_reasons,
     values_alone,
 )
 from torchweld.ops.backends.weight_watch import WeightWatch, check_watchable, watchable
@@ -270,7 +271,17 @@ class TorchBackend:
     """Fewer ops and fewer buffers than eager; nothing compiled."""
 
     name = "torch"
-    modes = ("aten", "mkldnn")
+    abilities = Abilities(
+        devices=None,
+        # With gradients it is the reference, so plans for training do not try it.
+        modes=(
+            BackendMode(name="aten", planned=("inference",)),
+            BackendMode(name="mkldnn", packs=True),
+        ),
+        needs="nothing but torch",
+        trains=True,
+        deterministic=True,
+    )
 
     def unavailable(self) -> list[str]:
         return []
@@ -284,7 +295,7 @@ class TorchBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode = mode_of(self, mode)
-        reasons = floating_reasons(dtype)
+        reasons = plain_reasons(self, dtype, device)
         return reasons + (mkldnn_linears.reasons(dtype, device) if mode == "mkldnn" else [])
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:

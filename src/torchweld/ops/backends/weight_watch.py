@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchweld.core.errors import UnsupportedError
-from torchweld.machine import hardware
+from torchweld.machine import kernel_build
 
 _SAMPLES = 16
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -77,7 +77,7 @@ class WeightWatch:
 
 def rolling(tensors: Sequence[Tensor]) -> Callable[[], bool]:
     """Looks at the next part of `tensors` when it is called: whether it is what it was."""
-    if hardware.build_problem() is not None:
+    if kernel_build.build_problem() is not None:
         return _Rolling(tensors).unchanged
     compiled = importlib.import_module("torchweld._C")
     look: Callable[[], bool] = compiled.Rolling(list(tensors)).unchanged

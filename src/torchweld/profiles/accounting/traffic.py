@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchweld.machine.hardware import Peaks
+from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.profile import Op
 

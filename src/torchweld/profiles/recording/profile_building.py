@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 from torchweld.core.interrupts import is_interrupt
-from torchweld.machine import hardware
 from torchweld.profiles.accounting.device_account import device_account, with_kernels
 from torchweld.profiles.accounting.memory_account import memory_account
-from torchweld.profiles.accounting.pricing_machine import usual_peaks
 from torchweld.profiles.attributing.attribution import Costs, ModulePlace, attribute, signature
 from torchweld.profiles.doubts import doubt
 from torchweld.profiles.events import MODULE, Recording
 from torchweld.profiles.profile import About, Compilation, Profile, Timing
 from torchweld.profiles.recording.core_waiting import TOLERATED
 from torchweld.profiles.recording.instrument import Roots, is_compiled, places
+from torchweld.profiles.recording.pricing_machine import this_machine
 from torchweld.profiles.recording.profiler_overhead import (
     Round,
     calibrate,
@@ -143,17 +142,17 @@ def build(
     # where these took longer, since their parts have to add up to the whole.
     accounted = timed and (not off_surely or corrected_us > wall_us)
     known_us = corrected_us if accounted else wall_us
-    here = hardware.hardware()
+    machine = this_machine(notices)
     return Profile(
         about=About(
             source="live",
             what=what,
             inputs=inputs,
             training=training or any(op.phase == "backward" for op in found.ops),
-            torch=here.torch_version,
-            cpu=here.cpu_model,
-            threads=here.threads,
-            fingerprint=hardware.fingerprint(),
+            torch=machine.torch,
+            cpu=machine.cpu,
+            threads=machine.threads,
+            fingerprint=machine.fingerprint,
             load=samples.load,
         ),
         step_us=known_us if unmeasured is None else unmeasured,
@@ -176,8 +175,9 @@ def build(
         device=device,
         memory=memory_account(samples.full, found),
         compilation=samples.compilation,
-        peaks=usual_peaks(notices),
-        op_cost_us=loop.smallest_op_us,
+        peaks=machine.peaks,
+        op_cost_us=machine.op_cost_us,
+        fused_call_us=machine.fused_call_us,
         notices=tuple(notices),
     )
 

@@ -1,14 +1,13 @@
-"""What one step is: inference, training, or a callable; and how to leave the model as it was.
+"""What one step is: inference, training, or a callable.
 
 In: a model with inputs, or a workload. Out: a `Step` that can be run again and again.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.inputs import as_workloads, tensors_in
+from torchweld.core.model_state import put_back
 from torchweld.profiles.recording.instrument import Roots
 
 Loss = Callable[[Any], Tensor]
@@ -74,7 +74,7 @@ def model_step(
         what=type(getattr(model, "_orig_mod", model)).__name__,
         inputs="; ".join(workload.name for workload in workloads),
         training=training,
-        keep=lambda: unchanged(model, training, optimizer),
+        keep=lambda: put_back(model, training, optimizer),
     )
 
 
@@ -104,44 +104,6 @@ def default_loss(output: Any) -> Tensor:
             "give loss=, a function from the model's output to a scalar tensor"
         )
     return functools.reduce(torch.add, terms)
-
-
-@contextmanager
-def unchanged(
-    model: nn.Module, training: bool, optimizer: torch.optim.Optimizer | None
-) -> Iterator[None]:
-    """Inside, the model is in train or eval mode; afterwards everything is as it was before.
-
-    Modes, gradients and random numbers always; buffers in training; parameters and the optimizer's
-    state when an optimizer will step.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    kept: list[tuple[Tensor, Tensor]] = []
-    if training:
-        kept += [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    if optimizer is not None:
-        owned = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        owned.update({id(p): p for p in model.parameters()})
-        kept += [(parameter, parameter.detach().clone()) for parameter in owned.values()]
-    state = copy.deepcopy(optimizer.state_dict()) if optimizer is not None else None
-    try:
-        with torch.random.fork_rng():
-            model.train(training)
-            if training and optimizer is None:
-                for parameter, _ in grads:
-                    parameter.grad = None
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, grad in grads:
-            parameter.grad = grad
-        with torch.no_grad():
-            for tensor, before in kept:
-                tensor.copy_(before)
-        if optimizer is not None and state is not None:
-            optimizer.load_state_dict(state)
 
 
 def modules_of(workload: Any) -> list[tuple[str, nn.Module]]:

@@ -37,7 +37,7 @@ from torchweld.profiles.events import (
     within,
 )
 from torchweld.profiles.profile import Tensor
-from torchweld.profiles.traces.trace_reading import read_recording
+from torchweld.profiles.traces.trace_events import read_recording
 
 # The cheap way to open a range; a release without it has the documented one, at ten times the cost.
 range_named: Callable[[str], AbstractContextManager[object]] = getattr(

@@ -6,7 +6,11 @@ rest) is skipped, counted, and said in the recording's notices.
 
 from __future__ import annotations
 
+import gc
+import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -65,6 +69,29 @@ SILENT_PHASES = frozenset({"M", "i", "I", "s", "t", "f", "C"})
 FOREVER = 1e18
 # What reading an event raises that is not as torch writes it.
 _UNUSABLE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+def read_recording(path: str | os.PathLike[str]) -> Recording:
+    """The events of a trace, nested, and otherwise as they were recorded."""
+    with without_garbage_collection():
+        return TraceReader(Path(path)).read()
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Nothing here makes cycles, and looking for them among a million objects takes long."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            # What was made here goes to the old generation at once, instead of being searched as
+            # young; unless someone has frozen objects of his own, which this would free.
+            if gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
 
 
 class _Numbers(dict[tuple[Any, ...], int]):

@@ -1,1 +1,1 @@
-"""A second model of the same structure on the same weights, to run and trace."""
+"""Clones a model: new module objects on the same weights, to run and trace instead of the model."""

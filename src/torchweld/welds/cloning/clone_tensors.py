@@ -1,8 +1,9 @@
-"""Tensors of a clone that are its own: parameters as objects, buffers and other state as copies.
+"""Makes the tensors that belong to a clone: new parameter objects, copies of buffers and state.
 
-`made` maps the id of a tensor to what stands in its place. Parameters of their own lie in the same
-memory and share its version counter, but have gradients and hooks of their own. Copies are made of
-whole storages, so that tensors that overlap still do.
+In: the tensors of a model. Out: `OwnTensors.made`, which maps the id of a tensor to the tensor that
+replaces it in the clone. A new parameter object uses the same memory and the same version counter,
+but has its own gradient and hooks. A copy is made of the whole storage, so tensors that overlap in
+the model also overlap in the clone.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from torch import Tensor, nn
 class OwnTensors:
     def __init__(self, own_parameters: bool, own_bytes: int | None) -> None:
         self.made: dict[int, Any] = {}
-        self.shared: list[tuple[str, Tensor]] = []  # what was too large to be copied
+        self.shared: list[tuple[str, Tensor]] = []  # tensors too large to copy, by name
         self.copies = own_bytes is not None
-        self.alive: list[Any] = []  # an id counts for as long as its object is there
+        self.alive: list[Any] = []  # keeps objects alive, so that ids stay unique
         self._room = own_bytes or 0
         self._own_parameters = own_parameters
-        self._weights: set[int] = set()  # where the parameters lie
+        self._weights: set[int] = set()  # storage addresses of the parameters
         self._seen: set[int] = set()
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def look_at(self, model: nn.Module, path: str = "") -> None:
-        """Sees to the parameters and buffers of all modules that are registered in the model."""
+        """Handles the parameters and buffers of all registered modules of the model."""
         stack, found = [(model, path)], []
         while stack:
             module, path = stack.pop()
@@ -39,7 +40,7 @@ class OwnTensors:
             for name, child in list(_entry(module, "_modules").items()):
                 if child is not None:
                     stack.append((child, _joined(path, name)))
-        # All weights first: what lies in them is no state of its own.
+        # All weights first: tensors that share memory with a weight are not separate state.
         for module, _ in found:
             for parameter in list(_entry(module, "_parameters").values()):
                 if parameter is not None:
@@ -52,7 +53,7 @@ class OwnTensors:
                     self.copy(buffer, functools.partial(_joined, path, name), buffer=True)
 
     def copy(self, tensor: Tensor, name: Callable[[], str], *, buffer: bool = False) -> None:
-        """Makes a copy, if there is one to be made and room for it."""
+        """Copies a tensor if it is separate state and fits into the bytes that are left."""
         if id(tensor) in self.made or tensor.is_meta or tensor.grad_fn is not None:
             return
         place = _place(tensor)
@@ -74,7 +75,10 @@ class OwnTensors:
         self._put(tensor, new)
 
     def script_copy(self, module: torch.jit.ScriptModule) -> nn.Module:
-        """TorchScript on the same parameters, with modes and, if wanted, buffers of its own."""
+        """A TorchScript module on the same parameters, with its own modes.
+
+        It also has its own buffers where state is copied.
+        """
 
         def copied(inner: Any) -> Any:
             new = inner.__copy__()
@@ -123,8 +127,11 @@ def _entry(module: nn.Module, name: str) -> dict[str, Any]:
 
 
 def _own_parameter(parameter: Tensor) -> Tensor:
-    """The parameter itself where it is of another kind than torch's own, or was made in inference
-    mode: that has no gradient and no hooks, and cannot be made anew outside of it."""
+    """A new parameter object over the same memory.
+
+    Other kinds than torch's own parameters are returned as they are. So are parameters made in
+    inference mode: they have no gradient and no hooks, and cannot be made outside of that mode.
+    """
     if type(parameter) is not nn.Parameter or parameter.layout != torch.strided:
         return parameter
     if parameter.is_inference():
@@ -134,8 +141,8 @@ def _own_parameter(parameter: Tensor) -> Tensor:
 
 
 def _place(tensor: Tensor) -> int:
-    """Where it lies; 0 where that cannot be told."""
+    """The address of the tensor's storage; 0 if it is not known."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, ValueError):  # sparse, or lazy, or of a kind without a storage
+    except (RuntimeError, ValueError):  # sparse, lazy, or a kind of tensor without a storage
         return 0

@@ -1,11 +1,11 @@
-"""A second model of the same structure on the same weights, to run and trace in place of the first.
+"""Clones a model: a second model of the same structure on the same weights, to run and trace.
 
-`structural_clone(model)` makes new module objects of the same classes, whose `__dict__` and own
-dictionaries are theirs; parameters and buffers are shared, or, where asked for, have objects or
-memory of their own. What an attribute leads to is followed through containers, methods, partials,
-closures, weak references and plain objects; whatever leads back to a module of the model is made
-anew, so that no code of the clone can come upon a live module. What cannot be made anew is refused.
-No code of the user's is called: other threads may be running the model meanwhile.
+In: a model. Out: a `Clone`, with new module objects of the same classes that have their own
+`__dict__` and dictionaries. Parameters and buffers are shared; on request they become new objects
+or copies. Attributes are followed through containers, methods, partials, closures, weak references
+and plain objects. Every object that leads back to a module of the model is remade, so code of the
+clone never reaches a live module. If such an object cannot be remade, the clone raises
+CannotCloneError. No user code is called, because other threads may be running the model.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from torchweld.welds.cloning.clone_tensors import OwnTensors
 from torchweld.welds.cloning.object_remaking import entries_of
 from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
 
-# What a run may change is copied up to this size: buffers, and tensors in attributes.
+# State that a run may change (buffers, tensors in attributes) is copied up to this many bytes.
 KEPT_BYTES = 256 << 20
-# What a clone can look through. A model has some thousands of objects; beyond this it has a
-# dictionary or a text corpus in it.
+# Most objects that a clone follows. A model has some thousands of objects; one with more than this
+# holds a dictionary or a text corpus.
 MOST_OBJECTS = 1_000_000
 
-# Every module has its own of these, whatever they hold.
+# Every module of a clone gets its own of these, whatever they hold.
 _OWN = frozenset(
     key for key, value in nn.Module().__dict__.items() if isinstance(value, dict | set)
 )
 _TENSORS = ("_parameters", "_buffers")
 _NOT_TAKEN = (KEY, PLAN_KEY)
-# What torch.compile leaves in a module: it is about the live one. The clone runs uncompiled.
+# Left in a module by torch.compile. They refer to the live module; the clone runs uncompiled.
 _ENTRY = "_compiled_call_impl"
 _COMPILED = ("forward", "_forward", "dynamo_ctx", "_torchdynamo_orig_callable")
 
@@ -51,9 +51,12 @@ _DISTRIBUTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Clone:
-    """`model` is the clone of the root; the maps have every module, those in attributes too.
+    """A cloned model, with the modules of clone and model mapped to each other.
 
-    shared: tensors that were to be copied and are not, since they are too large, with their names
+    model:    the clone of the root module
+    live_of:  module of the clone -> module of the model; includes modules in attributes
+    clone_of: module of the model -> module of the clone
+    shared:   names and tensors that were too large to copy, so that clone and model share them
     """
 
     model: nn.Module
@@ -62,7 +65,7 @@ class Clone:
     shared: tuple[tuple[str, Tensor], ...] = ()
 
     def rebound(self, value: Any) -> Any:
-        """`value` with modules of the clone for live ones, in lists, tuples and dicts too."""
+        """`value` with live modules replaced by their clones, also in lists, tuples and dicts."""
         if _is_module(value):
             return self.clone_of.get(value, value)
         if type(value) is types.MethodType and _is_module(value.__self__):
@@ -75,8 +78,8 @@ class Clone:
 
 
 def clone_to_run(model: nn.Module) -> Clone:
-    """A clone that can be switched, run, traced and welded without a trace on the live model."""
-    # Tensors made in inference mode could not be used afterwards.
+    """A clone to switch, run, trace and weld; the live model does not change."""
+    # Tensors made in inference mode could not be used outside of it.
     with torch.inference_mode(False):
         return structural_clone(model, own_parameters=True, own_bytes=KEPT_BYTES)
 
@@ -84,18 +87,18 @@ def clone_to_run(model: nn.Module) -> Clone:
 def structural_clone(
     model: nn.Module, *, own_parameters: bool = False, own_bytes: int | None = None
 ) -> Clone:
-    """A clone of `model`; raises CannotCloneError, naming the attribute that is in the way.
+    """Clones `model`. Raises CannotCloneError, naming the attribute that cannot be copied.
 
-    own_parameters: parameters are objects of their own over the same memory, with gradients and
-                    hooks of their own
+    own_parameters: whether parameters are new objects over the same memory, with their own
+                    gradients and hooks
     own_bytes:      buffers, and lists, dicts, sets and tensors in attributes, are copied, tensors
-                    up to so many bytes; None: they are shared
+                    up to this many bytes in total; None: they are shared
     """
     return _Cloning(OwnTensors(own_parameters, own_bytes)).clone(model)
 
 
 class _Node(NamedTuple):
-    """Something that may lead to a module, and how it was come upon first."""
+    """An object that may lead to a module, and how it was first reached."""
 
     value: Any
     parent: int | None
@@ -108,7 +111,7 @@ class _Cloning:
         self._tensors = tensors
         self._nodes: dict[int, _Node] = {}
         self._parents: dict[int, list[int]] = {}
-        # What is made anew, whatever it leads to, and what has a part that is.
+        # Objects to remake, whatever they lead to. Every object that leads to one is remade too.
         self._wanted: list[int] = []
         self._made: dict[int, Any] = tensors.made
 
@@ -118,12 +121,12 @@ class _Cloning:
         anew = self._leading()
         self._check(anew)
         values = {key: self._nodes[key].value for key in anew}
-        # Everything that can be filled later stands first: what leads back to itself then ends.
+        # Objects that can be filled later come first, so that cycles of references end.
         for key, value in values.items():
             if _is_module(value) and key not in self._made:
                 new: nn.Module = object.__new__(plain_class(type(value)))
                 self._made[key] = new
-                # Somebody may hold the dictionary itself.
+                # An object may hold the module's __dict__ itself.
                 self._made[id(_dict(value))] = _dict(new)
         empty = {
             key: value
@@ -147,10 +150,10 @@ class _Cloning:
             shared=tuple(self._tensors.shared),
         )
 
-    # ---- what leads to a module ----
+    # ---- which objects lead to a module ----
 
     def _walk(self, model: nn.Module) -> None:
-        # Each with whether it is state of a module, and not of an object that a module knows of.
+        # The bool: whether it is state of a module itself, not of an object the module refers to.
         stack: list[tuple[Any, int | None, str, bool]] = [(model, None, "", True)]
         while stack:
             value, parent, label, state = stack.pop()
@@ -169,7 +172,7 @@ class _Cloning:
                 links, state = self._links_of(value, self._path(parent, label)), True
             else:
                 links = object_remaking.links_of(value)
-                # Containers in attributes: the clone has its own where state is copied.
+                # The clone has its own containers in attributes if state is copied.
                 state = state and type(value) in object_remaking.CONTAINERS
                 if state and self._tensors.copies:
                     self._wanted.append(key)
@@ -183,7 +186,7 @@ class _Cloning:
                     stack.append((linked, key, name, state))
 
     def _links_of(self, module: nn.Module, path: str) -> list[tuple[str, Any]]:
-        """What a module leads to. Sees to its tensors and its own dictionaries on the way."""
+        """The objects a module leads to. Also handles its tensors and its own dictionaries."""
         self._wanted.append(id(module))
         if isinstance(module, torch.jit.ScriptModule):
             self._made[id(module)] = self._tensors.script_copy(module)
@@ -201,7 +204,7 @@ class _Cloning:
                     self._tensors.alive.append(value)
                     continue
                 self._wanted.append(id(value))
-            # The names of children say where they are; `_modules` itself is not worth a mention.
+            # A path names the children; `_modules` itself is left out of it.
             links.append(("" if name == "_modules" else name, value))
         links += object_remaking.slots_of(module, type(module))
         return links
@@ -210,14 +213,14 @@ class _Cloning:
         if isinstance(value, Tensor):
             self._tensors.copy(value, lambda: self._path(parent, label))
             return
-        # A container that leads on has its turn.
+        # A container that leads to other objects is handled in the walk.
         plain = type(value) in object_remaking.CONTAINERS and object_remaking.is_leaf(value)
         if plain and id(value) not in self._made:
             self._made[id(value)] = object_remaking.copied(value)
             self._tensors.alive.append(value)
 
     def _leading(self) -> list[int]:
-        """Whatever is to be made anew, in the order in which it was come upon."""
+        """All objects to remake, in the order in which they were reached."""
         found: set[int] = set()
         stack = list(self._wanted)
         while stack:
@@ -227,7 +230,7 @@ class _Cloning:
                 stack += self._parents.get(key, [])
         return [key for key in self._nodes if key in found]
 
-    # ---- what is in the way ----
+    # ---- objects that cannot be copied ----
 
     def _check(self, anew: list[int]) -> None:
         for key in anew:
@@ -240,7 +243,7 @@ class _Cloning:
                 why = object_remaking.why_not(node.value)
             if why:
                 raise CannotCloneError(
-                    f"the model cannot be copied to look at it while it is in use: "
+                    f"the model cannot be copied for analysis: "
                     f"{self._path(node.parent, node.label) or 'the model itself'} {why}"
                 )
 
@@ -252,7 +255,7 @@ class _Cloning:
             parent = node.parent
         return ".".join(filter(None, reversed(steps)))
 
-    # ---- making ----
+    # ---- making the clone ----
 
     def _fill(self, new: nn.Module, module: nn.Module, remake: object_remaking.Remake) -> None:
         if isinstance(module, torch.jit.ScriptModule):
@@ -279,7 +282,7 @@ def _dict(module: nn.Module) -> dict[str, Any]:
 
 
 def _is_module(value: Any) -> bool:
-    return issubclass(type(value), nn.Module)  # isinstance() is taken in by a weakref.proxy
+    return issubclass(type(value), nn.Module)  # isinstance() also accepts a weakref.proxy
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -1,8 +1,10 @@
-"""Objects that lead to modules, made anew with others in their place. Nothing of theirs is called.
+"""Remakes objects that lead to modules, so that they lead to the modules of a clone instead.
 
-`links_of(value)` is what a value leads to. What can be filled later (lists, dicts, sets, cells,
-functions, plain objects) is made as an empty shell and filled; what cannot (tuples, methods,
-partials, weak references) is made when it is asked for. `why_not` says why neither can be done.
+In: an object of the model. Out: a new object of the same kind. `links_of(value)` lists the objects
+that a value leads to. Objects that can be filled later (lists, dicts, sets, cells, functions, plain
+objects) are made as empty shells and then filled. The others (tuples, methods, partials, weak
+references) are made when they are first needed. `why_not` says why an object cannot be remade. No
+code of these objects is called.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-# Of exactly these types; what is derived from them is an object of its own kind.
+# Exactly these types; an instance of a subclass is treated as an object.
 CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
 
-_FILLED = (OrderedDict, defaultdict, dict, list, set, deque)  # the more special first
+_FILLED = (OrderedDict, defaultdict, dict, list, set, deque)  # subclasses before their bases
 _FROZEN = (tuple, frozenset)
 _ATOMS = frozenset([int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device])
-# What leads on to far away places, and never to what a module computes with.
+# Not followed: they lead to many unrelated objects, and never to values a module computes with.
 _LEAVES = (
     *(type, types.ModuleType, types.CodeType, types.FrameType, types.TracebackType),
     *(BaseException, Tensor, torch.Generator, logging.Logger, fx.Graph, fx.Node),
@@ -46,7 +48,7 @@ _TRIES = 100
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether it leads nowhere."""
+    """Whether the value leads to no other object."""
     kind = type(value)
     if kind in _ATOMS or not gc.is_tracked(value):
         return True
@@ -57,7 +59,7 @@ def is_leaf(value: Any) -> bool:
 
 
 def entries_of(own: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Items of a dict that other threads may be changing, in its order."""
+    """Items of a dict in its order; other threads may be changing the dict."""
     items: Any = OrderedDict.items if isinstance(own, OrderedDict) else dict.items
     return _steady(lambda: list(items(own)))
 
@@ -69,16 +71,16 @@ def _items_of(value: Any) -> list[Any]:
 
 def _steady(read: Callable[[], list[Any]]) -> list[Any]:
     for _ in range(_TRIES):
-        with suppress(RuntimeError):  # its size changed meanwhile
+        with suppress(RuntimeError):  # its size changed during the read
             return read()
     return read()
 
 
-# ---- what a value leads to ----
+# ---- the objects a value leads to ----
 
 
 def links_of(value: Any) -> list[tuple[str, Any]]:
-    """With the name of each, where it has one."""
+    """The objects a value leads to, each with its name, "" if it has none."""
     kind = type(value)
     if kind is types.MethodType:
         return [("", value.__self__), ("", value.__func__)]
@@ -101,7 +103,7 @@ def links_of(value: Any) -> list[tuple[str, Any]]:
             links.append(("", value.default_factory))
     elif issubclass(kind, (*_FILLED, *_FROZEN)):
         links += [(str(i), item) for i, item in enumerate(_items_of(value))]
-    else:  # an object: by its attributes, and by whatever else the collector sees
+    else:  # an object: its attributes, and whatever else the garbage collector sees
         links += _unnamed(*(x for x in gc.get_referents(value) if not _is_namespace(x)))
     if kind not in CONTAINERS and kind not in _FROZEN:
         links = [*entries_of(_dict_of(value)), *slots_of(value, kind), *links]
@@ -127,7 +129,7 @@ def _proxied(proxy: Any) -> Any:
 
 
 def _is_namespace(value: Any) -> bool:
-    """The globals of a module, which a frame leads to."""
+    """Whether it is the globals of a Python module, which a frame leads to."""
     return type(value) is dict and ("__builtins__" in value or "__spec__" in value)
 
 
@@ -140,7 +142,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
 
 
 def slots_of(value: Any, kind: type) -> list[tuple[str, Any]]:
-    """What stands in `__slots__`."""
+    """Names and values of the `__slots__` that are set."""
     found = []
     for name, slot in _slots(kind):
         with suppress(AttributeError):  # not set
@@ -156,11 +158,11 @@ def _slots(kind: type) -> Iterator[tuple[str, Any]]:
                     yield name, slot
 
 
-# ---- what cannot be made ----
+# ---- objects that cannot be remade ----
 
 
 def why_not(value: Any) -> str:
-    """Why a value that leads to a module of the model cannot be made anew; "" if it can."""
+    """Why a value that leads to a module of the model cannot be remade; "" if it can."""
     kind = type(value)
     if issubclass(kind, weakref.ref):
         return "" if kind in _REFS else _leads(kind)
@@ -192,7 +194,7 @@ def _leads(kind: type) -> str:
 
 
 def _base_of(kind: type) -> Any:
-    """The built-in type under a class."""
+    """The built-in type that a class is derived from."""
     bases = (*_FILLED, *_FROZEN, functools.partial, types.SimpleNamespace)
     return next((base for base in bases if issubclass(kind, base)), object)
 
@@ -201,11 +203,11 @@ def _arguments(base: type) -> tuple[Any, ...]:
     return (_arguments,) if base is functools.partial else ()
 
 
-# ---- making ----
+# ---- remaking ----
 
 
 def is_open(value: Any) -> bool:
-    """Whether it is made empty and filled later."""
+    """Whether the value is made empty and filled later."""
     kind = type(value)
     if kind in (types.FunctionType, types.CellType):
         return True
@@ -215,8 +217,8 @@ def is_open(value: Any) -> bool:
 
 
 def make_shell(value: Any, made: dict[int, Any], anew: dict[int, Any]) -> None:
-    """Puts something empty in place of an open value."""
-    if id(value) not in made:  # a function has made its cells
+    """Makes the empty shell of an open value, and enters it into `made`."""
+    if id(value) not in made:  # the shell of a function includes its cells
         made[id(value)] = _shell(value, made, anew)
 
 
@@ -229,7 +231,7 @@ def _shell(value: Any, made: dict[int, Any], anew: dict[int, Any]) -> Any:
         for cell in cells:
             if id(cell) in anew:
                 make_shell(cell, made, anew)
-        # A cell that leads to no module stays the one that others see too.
+        # A cell that leads to no module stays shared with the original function.
         own = tuple(made.get(id(cell), cell) for cell in cells)
         name = value.__name__
         return types.FunctionType(value.__code__, value.__globals__, name, None, own or None)
@@ -279,14 +281,14 @@ def fill_slots(new: Any, value: Any, remake: Remake) -> None:
 
 
 def copied(value: Any) -> Any:
-    """One of the containers, with the same items."""
+    """A copy of one of the CONTAINERS, with the same items."""
     new = _shell(value, {}, {})
     fill(new, value, Remake({}, {}))
     return new
 
 
 class Remake:
-    """What stands in place of a value: itself, or what was made anew, now if need be."""
+    """Gives the remade object for a value, made now if needed, or the value itself."""
 
     def __init__(self, made: dict[int, Any], anew: dict[int, Any]) -> None:
         self._made, self._anew = made, anew
@@ -307,7 +309,7 @@ class Remake:
         if kind is weakref.WeakMethod:
             method = value()
             return weakref.WeakMethod(types.MethodType(method.__func__, self(method.__self__)))
-        if issubclass(kind, weakref.ref):  # its callback is about the end of the live one
+        if issubclass(kind, weakref.ref):  # without the callback, which is about the live object
             target = self(weakref.ref.__call__(value))
             if kind is weakref.KeyedRef:
                 return weakref.KeyedRef(target, None, self(value.key))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Whether one module is a chain: cheap questions first, then its graph, then its numbers.
+"""Decides whether one module is a chain: by cheap checks, then its graph, then its numbers.
 
-`Candidates.examine(module)` gives its `Chain`, a `Refused` with the reason, or None if it was not
-called or is too large to be one. Modules built alike are traced once; numbers are confirmed for
-each.
+In: the `RecordedCalls` of a model. Out: `Candidates.examine(module)` gives a `Chain`, a `Refused`
+with the reason, or None if the module was not called or is too large to be a chain. Modules that
+are built alike are traced once; the numbers are confirmed for each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchweld.welds.tracing.call_recording import (
     forward_signature,
 )
 
-# More weights than this are no MLP. Tracing one layer takes some milliseconds.
+# A module with more weights is not an MLP. Tracing one layer takes some milliseconds.
 MOST_WEIGHTS = 32
 
 _HIGHER_ORDER = frozenset(["cond", "while_loop", "scan", "associative_scan", "flex_attention"])
@@ -56,7 +56,7 @@ class Candidates:
         self._facts: dict[nn.Module, Facts] = {}
 
     def examine(self, module: nn.Module) -> Chain | Refused | None:
-        """With numbers, and with what it depends on."""
+        """The chain of a module, confirmed by numbers and with its facts; or why there is none."""
         found = self._examined(module)
         if not isinstance(found, Chain):
             return found
@@ -72,8 +72,8 @@ class Candidates:
         return found
 
     def _kind(self, module: nn.Module, chain: Chain) -> str:
-        """How it differs in kind; the same for all that are built alike."""
-        if type(module) is nn.Linear:  # is what it is compared with, and a head is large
+        """How the module differs in kind from the chain; checked once for modules built alike."""
+        if type(module) is nn.Linear:  # it would be compared with itself, and a head is large
             return ""
         key = structure_key(module)
         for kind, signature in kinds_of(self._seen[module].filled).items():
@@ -84,7 +84,7 @@ class Candidates:
         return ""
 
     def valid(self, module: nn.Module, chain: Chain) -> tuple[Domain, ...]:
-        """For which calls it is this chain."""
+        """The calls in which the module is this chain."""
         calls, facts = list(self._seen[module].filled), self._facts[module]
         return self._proofs.domains(module, calls, chain, facts, structure_key(module))
 
@@ -92,7 +92,7 @@ class Candidates:
         return self._facts[module].words
 
     def owns_weights(self, module: nn.Module, refused: Refused) -> bool:
-        """Whether it multiplies, or may multiply, by weights that it holds itself."""
+        """Whether the module multiplies, or may multiply, by weights that it holds itself."""
         own = [p for p in module._parameters.values() if p is not None]
         shaped = any(p.dim() == 2 or _is_stack(p) for p in own)
         if "parametrizations" in module._modules or any(map(_is_quantised, _own_tensors(module))):
@@ -100,7 +100,7 @@ class Candidates:
         return shaped and refused.multiplies is not False
 
     def _examined(self, module: nn.Module) -> Chain | Refused | None:
-        """Without."""
+        """The chain of a module by its graph alone, without numbers and facts."""
         if module not in self._known:
             self._known[module] = self._looked_at(module)
         return self._known[module]
@@ -124,14 +124,14 @@ class Candidates:
     def _check_evaluation(
         self, module: nn.Module, signature: Signature, chain: Chain, key: Hashable
     ) -> None:
-        """What is welded for training serves in evaluation too; they differ in dropout alone."""
+        """Refused unless evaluation differs from training in dropout alone: a weld serves both."""
         other = self._proofs.read(module, replace(signature, training=False), key)
         if replace(other, dropout=()) != replace(chain, dropout=()):
             where = defined_at(module)
-            raise Refused("computes something else in evaluation than in training", where=where)
+            raise Refused("computes different things in evaluation and in training", where=where)
 
     def _check_parts(self, module: nn.Module) -> None:
-        """A part that is a module of its own with tensors, but is no Linear, decides."""
+        """Refused if a part, a module with tensors but without children, is not a Linear."""
         parts = [
             (self._seen[inner].order, name, inner)
             for name, inner in module.named_modules()
@@ -139,7 +139,7 @@ class Candidates:
         ]
         parts = sorted(part for part in parts if _own_tensors(part[2]))
         linears = [order for order, _, inner in parts if _weights(inner)]
-        # Those that cannot be Linears come first: most often, one look at a norm is enough.
+        # Parts that cannot be Linears come first: often a norm decides at once.
         for order, name, inner in sorted(parts, key=lambda part: bool(_weights(part[2]))):
             outcome = self._examined(inner)
             if isinstance(outcome, Refused):
@@ -151,7 +151,7 @@ class Candidates:
     # ---- the graph ----
 
     def _chain(self, module: nn.Module, seen: SeenModule) -> Chain:
-        """What all recorded kinds of calls agree on."""
+        """The chain that all recorded kinds of calls agree on."""
         found: Chain | None = None
         key = structure_key(module)
         for kind, signature in kinds_of(seen.filled).items():
@@ -181,7 +181,7 @@ def _about_experts(module: nn.Module, refused: Refused) -> Refused:
 
 
 def _is_stack(tensor: Tensor) -> bool:
-    """Whether it may be one weight an expert."""
+    """Whether it may hold one weight per expert."""
     return tensor.dim() == 3 and 1 not in tensor.shape
 
 
@@ -193,7 +193,7 @@ def _place(order: int, linears: list[int]) -> str:
     return " after the last Linear" if order > max(linears) else " between the Linears"
 
 
-# ---- what can be told without a graph ----
+# ---- checks that need no graph ----
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:
@@ -208,7 +208,7 @@ def _is_quantised(tensor: Tensor) -> bool:
 
 
 def _weights(module: nn.Module) -> int:
-    """How many tensors in it may be weights."""
+    """How many tensors of the module may be weights."""
     tensors = [*module.parameters(), *module.buffers()]
     return sum(t.dim() in (2, 3) and (t.is_floating_point() or _is_quantised(t)) for t in tensors)
 
@@ -219,7 +219,7 @@ def _without_product(refused: Refused) -> Refused:
 
 
 def check_state(module: nn.Module) -> None:
-    """Refused if what runs is more than the code of the modules and their parameters."""
+    """Refused if more runs than the modules' own code on plain parameters."""
     for name, inner in module.named_modules():
         what = name or "it"
         if closed := closed_reason(inner):
@@ -228,11 +228,11 @@ def check_state(module: nn.Module) -> None:
             raise Refused(f"{what} has a forward of its own, set on the instance")
         code = getattr(inspect.unwrap(type(inner).forward), "__code__", None)
         if code is not None and (names := _HIGHER_ORDER & names_of(code).read):
-            # torch compiles what they are given, and a trace on fake tensors spoils that for good.
+            # torch compiles their arguments, and a trace on fake tensors would break that for good.
             raise Refused(f"{what} may run torch.{min(names)}", where=defined_at(inner))
         if "parametrizations" in inner._modules:
             raise Refused(f"{what} is parametrised ({', '.join(inner.parametrizations)})")
-        for hooks in _HOOKS if name else ():  # the module's own run around its forward
+        for hooks in _HOOKS if name else ():  # hooks of the module itself run around its forward
             if len(getattr(inner, hooks)) > 0:
                 raise Refused(f"{what} has {hooks.strip('_').replace('_', ' ')}")
         for key, tensor in [*inner._parameters.items(), *inner._buffers.items()]:
@@ -246,13 +246,13 @@ def check_state(module: nn.Module) -> None:
 
 
 def check_signatures(module: nn.Module, seen: SeenModule) -> None:
-    """Refused if calls took or gave something else than tensors a chain can have."""
+    """Refused if calls had arguments or results that a chain cannot have."""
     where = defined_at(module)
     if seen.unreadable:
         raise Refused(seen.unreadable, "", where)
     calls = seen.filled
     if not calls:
-        raise Refused("no call of it had any rows and came to an end", "", seen.where)
+        raise Refused("no call with at least one row was completed", "", seen.where)
     names = {tuple(n for n, spec in call.arguments if _is_tensor(spec)) for call in calls}
     if len(names) > 1:
         raise Refused("is called with different arguments at different times", "", seen.where)
@@ -265,13 +265,13 @@ def check_signatures(module: nn.Module, seen: SeenModule) -> None:
         if signature.twice:
             raise Refused("was given one tensor as two arguments", "", seen.where)
         if signature.autocast:
-            raise Refused("was called under autocast, which casts weights call by call")
-    if module._modules:  # else the graph is cheap to read, and says more
+            raise Refused("was called under autocast, which casts weights at every call")
+    if module._modules:  # otherwise the graph is cheap to read, and gives a better reason
         check_outputs(module, seen)
 
 
 def check_outputs(module: nn.Module, seen: SeenModule) -> None:
-    """Refused if a call did not give one tensor with the rows of an argument."""
+    """Refused if a call did not return one tensor with the rows of an argument."""
     where = defined_at(module)
     for signature in seen.filled:
         output = signature.output
@@ -290,7 +290,7 @@ def check_outputs(module: nn.Module, seen: SeenModule) -> None:
 
 
 def _check_values(module: nn.Module, given: dict[str, Any], where: str) -> None:
-    """Besides tensors a call may give what forward would have taken anyway."""
+    """Refused if an argument is neither a tensor, None, nor the default of forward."""
     signature = forward_signature(module)
     parameters = {} if signature is None else signature.parameters
     for name, spec in given.items():

@@ -1,9 +1,9 @@
-"""Whether a module really computes the chain that was read off its graph, by numbers.
+"""Confirms by numbers that a module computes the chain that was read from its graph.
 
-In: a module, the chain, and a recorded signature. Random inputs of that signature go through the
-module, in eval mode and its own precision; some rows of the result are held against the chain on
-those rows alone. What is not close at once is judged by the numerical rule: the module has to be as
-close to the chain in float64 as the chain written out in plain PyTorch is.
+In: a module, the chain, and a recorded signature. Out: the disagreement in words, or "". The module
+runs on random inputs of that signature, in eval mode and in its own precision. Some rows of the
+result are compared with the chain on those rows alone. If they are not close, the numerical rule
+decides: the module has to be as close to the chain in float64 as the chain in plain PyTorch is.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from torchweld import ops
 from torchweld.core.blocks import split_tensors
 from torchweld.core.inputs import first_line
 from torchweld.core.interrupts import says_nothing
+from torchweld.core.model_state import attributes_put_back, in_mode
 from torchweld.numerics.rule import check_block
 from torchweld.welds.recognising.chain_recognition import Chain
 from torchweld.welds.tracing.call_recording import Signature, TensorSpec, spec_of
 from torchweld.welds.tracing.forward_trace import (
     call_forward,
     call_with,
-    in_mode,
     own_tensors,
-    unchanged,
 )
 
 ROWS = 4
 SEED = 20_000
-# Relative to the largest value: what summing in another order usually stays well below.
+# Relative to the largest value. Summing in another order usually differs by much less.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-assert ops  # torch.ops.torchweld exists
+assert ops  # the import defines torch.ops.torchweld
 
 
 def disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
-    """What is different, in a few words; nothing if module and chain agree."""
+    """The difference in a few words; "" if module and chain agree."""
     own = own_tensors(module)
     weights = [own[name].detach() for name in chain.tensors]
     try:
@@ -54,7 +53,7 @@ def disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
         reason = _compared(ran, chain, weights)
         if not reason and signature.training and chain.dropout:
             reason = _dropout_disagreement(module, chain, signature)
-    except Exception as error:  # foreign code on inputs that it was not written for
+    except Exception as error:  # the model's code, run on inputs it was not written for
         if says_nothing(error):
             raise
         return f"does not run on random inputs: {first_line(error)}"
@@ -62,7 +61,7 @@ def disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
 
 
 class _Ran(NamedTuple):
-    """Some rows of what went into the module, and of what came out."""
+    """Some rows of the module's input and of its output."""
 
     x: Tensor
     y: Tensor
@@ -73,7 +72,7 @@ def _run(
 ) -> _Ran:
     random = torch.Generator("cpu").manual_seed(SEED + 1)
     arguments = made_arguments(signature, random)
-    x: Tensor = arguments[chain.argument].clone()  # the module may change what it is given
+    x: Tensor = arguments[chain.argument].clone()  # the module may change its argument
     with ExitStack() as stack:
         enter(stack, module, training=False)
         if own:
@@ -95,20 +94,20 @@ def _compared(ran: _Ran, chain: Chain, weights: list[Tensor]) -> str:
             size = max(float(expected.abs().amax()), float(ran.y.abs().amax()))
             if float((expected - ran.y).abs().amax()) <= CLOSE[ran.y.dtype] * size:
                 return ""
-        # Rounding that the shape of the block makes large, or another function: the rule knows.
+        # Either the block's shape makes rounding large, or the function differs: the rule decides.
         scaled = ran.y / chain.scale
         judged = check_block(lambda *_: scaled, ran.x, weights, chain.forms)["output"]
-    return "" if judged.ok else f"computes something else than {chain.form}: {judged.reason}"
+    return "" if judged.ok else f"does not compute {chain.form}: {judged.reason}"
 
 
 def _tells(weight: Tensor) -> bool:
-    """Whether results show what this tensor does: zeros, as fresh models often have, do not."""
+    """Whether results depend on this tensor: with zeros, as in fresh models, they do not."""
     sample = weight.reshape(-1)[:: max(1, weight.numel() // 1000)]
     return bool(sample.isfinite().all()) and (weight.dim() < 2 or bool(sample.any()))
 
 
 def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
-    """With the same random numbers, dropout at the same places gives the same result."""
+    """With one seed, the module in training has to equal the chain with its dropout."""
     own = own_tensors(module)
     tensors = [own[name].detach() for name in chain.tensors]
     random = torch.Generator("cpu").manual_seed(SEED + 2)
@@ -130,9 +129,9 @@ def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature)
 
 
 def enter(stack: ExitStack, module: nn.Module, training: bool) -> None:
-    """Runs of the module leave nothing behind, not even warnings."""
+    """Lets runs of the module leave no change behind, and show no warnings."""
     stack.enter_context(in_mode(module, training))
-    stack.enter_context(unchanged(module))
+    stack.enter_context(attributes_put_back(module))
     stack.enter_context(torch.no_grad())
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
@@ -149,7 +148,7 @@ def made_arguments(signature: Signature, random: torch.Generator) -> dict[str, A
 
 
 def _made(spec: TensorSpec, random: torch.Generator) -> Tensor:
-    """Random numbers, laid out in memory as the recorded tensor was."""
+    """Random numbers with the strides of the recorded tensor."""
     steps = zip(spec.shape, spec.stride, strict=True)
     count = 1 + sum((size - 1) * stride for size, stride in steps) if 0 not in spec.shape else 0
     if spec.dtype.is_floating_point:
@@ -161,7 +160,7 @@ def _made(spec: TensorSpec, random: torch.Generator) -> Tensor:
 
 
 def random_like(tensor: Tensor, random: torch.Generator) -> Tensor:
-    """A weight of about the usual size."""
+    """A random weight with values of the usual size."""
     values = torch.randn(tensor.shape, generator=random, device="cpu")
     values /= math.sqrt(max(tensor.shape[-1], 1))
     return values.to(device=tensor.device, dtype=tensor.dtype)

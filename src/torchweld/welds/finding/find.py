@@ -1,9 +1,10 @@
-"""`tw.find`: the chains in a model, found by what its modules compute.
+"""Finds the chains in a model by what its modules compute: `tw.find`.
 
-The model runs once on each input while the calls of its modules are recorded. From the outside in,
-every module small enough to be a chain is traced, its graph brought into normal form and read; what
-comes out is confirmed by numbers. The largest modules that are chains become blocks; what is not is
-refused with a reason, and its parts are looked at.
+In: a model and inputs. Out: `Blocks`. The model runs once on each input while the calls of its
+modules are recorded. From the outside in, every module that is small enough to be a chain is
+traced. Its graph is brought into normal form and read as a chain, which is confirmed by numbers.
+The largest modules that are chains become blocks. A module that is not a chain is refused with a
+reason, and its children are examined.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from torchweld.welds.tracing.forward_trace import own_tensors
 
 
 def find(model: nn.Module, inputs: Any, *, training: bool = False) -> Blocks:
-    """What can be welded in `model`, run on `inputs`, and what cannot and why.
+    """Finds the blocks of `model` that can be welded, and says why others cannot.
 
-    What runs is a copy of the model's structure on the same parameters, in eval mode without
-    gradients, or, with `training=True`, in training mode with them (forward only). The model itself
-    is left alone, and may be in use. A model on meta is found in too, unconfirmed.
+    A clone of the model runs on `inputs`, on the same parameters, in eval mode without gradients.
+    With `training=True` it runs in training mode with gradients (forward only). The model itself is
+    not touched, and may be in use. Blocks of a model on meta are found too, but not confirmed.
     """
     check_model("find", model)
     check_flags("find", training=training)
@@ -54,7 +55,7 @@ def find(model: nn.Module, inputs: Any, *, training: bool = False) -> Blocks:
         if says_nothing(error) or isinstance(error, TorchweldError):
             raise
         kind = type(model).__name__
-        raise TorchweldError(f"this {kind} cannot be looked into: {first_line(error)}") from error
+        raise TorchweldError(f"this {kind} cannot be analysed: {first_line(error)}") from error
 
 
 @undisturbed
@@ -70,7 +71,7 @@ def _find(model: nn.Module, inputs: Any, training: bool) -> Blocks:
         workloads = [_on_meta(workload) for workload in workloads]
     clone = clone_to_run(model)
     root, notices = clone.model, list[str]()
-    # Tensors made in inference mode could not be used afterwards.
+    # Tensors made in inference mode could not be used outside of it.
     with torch.inference_mode(False), noticing(clone, notices), Apart() as apart:
         if training != root.training or not training:
             root.train(training)
@@ -89,7 +90,7 @@ def _runner(workload: Workload, model: nn.Module) -> Callable[[], object]:
 
 
 def rebound(workload: Workload, clone: Clone) -> Workload:
-    """The same call, with modules of the clone where modules of the model were arguments."""
+    """The same call, with modules of the model in its arguments replaced by their clones."""
     if workload.inputs is None:
         return workload
     given = (workload.inputs.args, workload.inputs.kwargs)
@@ -105,14 +106,14 @@ def _check_called(recording: RecordedCalls, workloads: Sequence[Workload], root:
     for calls, workload in zip(recording.calls, workloads, strict=True):
         if calls == 0 and workload.inputs is None and not closed_reason(root):
             raise TorchweldError(
-                f"{workload.name!r} called no module of the model that it was given, a copy made "
-                "to be looked at; call what comes as the argument: lambda m: m(x), and not "
+                f"{workload.name!r} called no module of the model that it was given, which is a "
+                "copy for analysis; call the argument: lambda m: m(x), and not "
                 "lambda m: model(x)"
             )
 
 
 def _on_meta(workload: Workload) -> Workload:
-    """The same call with tensors on meta, where the model is."""
+    """The same call with tensors on meta, for a model on meta."""
     if workload.inputs is None:
         return workload
 
@@ -131,29 +132,29 @@ def _on_meta(workload: Workload) -> Workload:
 
 
 class _Search:
-    """Walks a model from the outside in, and gathers blocks and refusals."""
+    """Walks a model from the outside in, and collects blocks and refusals."""
 
     def __init__(self, recording: RecordedCalls, candidates: Candidates, apart: Apart) -> None:
         self._recording, self._candidates, self._apart = recording, candidates, apart
         self._order = {module: i for i, module in enumerate(recording.paths)}
-        # A tied weight is used where it is called.
+        # A tied weight counts as used if one of its modules was called.
         self._used = {id(p) for module in recording.seen for p in module._parameters.values()}
         self._blocks: dict[nn.Module, Block] = {}
         self._refused: dict[nn.Module, Refusal] = {}
-        self._idle: list[str] = []  # modules with weights that nothing used
+        self._idle: list[str] = []  # paths of modules with weights that were not used
         self._visited: set[nn.Module] = set()
-        self._explained: set[nn.Module | None] = set()  # not called, and a refusal says so
+        self._explained: set[nn.Module | None] = set()  # modules not called, as a refusal says
 
     def _looked_into(self, module: nn.Module, path: str) -> Chain | Refused | None:
-        """What a module is; if it is a chain, its block is noted."""
+        """The chain of a module, whose block is noted; or why it has none."""
         try:
             found = self._apart(self._candidates.examine, module)
             if isinstance(found, Chain):
                 self._blocks[module] = self._apart(self._block, module, path, found)
-        except Exception as error:  # a module unlike any that this was written for
+        except Exception as error:  # an unusual module must not stop the search
             if says_nothing(error) or isinstance(error, TorchweldError):
                 raise
-            return Refused(f"cannot be looked into: {first_line(error)}", where=defined_at(module))
+            return Refused(f"cannot be analysed: {first_line(error)}", where=defined_at(module))
         return found
 
     def visit(self, module: nn.Module, path: str) -> None:
@@ -162,7 +163,7 @@ class _Search:
         self._visited.add(module)
         closed = closed_reason(module)
         if closed:
-            self._refuse(module, path, Refused(f"{closed}: nothing inside was looked at"))
+            self._refuse(module, path, Refused(f"{closed}: nothing inside was analysed"))
             return
         found = self._looked_into(module, path)
         if isinstance(found, Chain):
@@ -184,9 +185,9 @@ class _Search:
             self._refuse(module, path, found)
 
     def _holds_linears(self, module: nn.Module) -> bool:
-        """Whether it puts Linears together itself: its children, or in lists that are.
+        """Whether the module itself combines Linears: children, or children in lists.
 
-        One Linear beside whole other parts, as a language model has its head, is not that.
+        One Linear beside larger parts, like the head of a language model, does not count.
         """
         parts = list(self._parts_of(module))
         known = self._blocks.keys() | self._refused.keys()
@@ -207,7 +208,7 @@ class _Search:
                 yield from self._parts_of(child)
 
     def _uncalled_children(self, module: nn.Module) -> list[str]:
-        """Direct children with a weight that the module did not call though it ran."""
+        """Names of direct children with a weight that the module did not call although it ran."""
         return [
             name
             for name, child in module._modules.items()
@@ -215,7 +216,7 @@ class _Search:
         ]
 
     def _is_idle(self, module: nn.Module) -> bool:
-        """Whether it has a weight that no module that ran has too."""
+        """Whether it has weights, and no module that ran shares one of them."""
         own = [p for p in module._parameters.values() if p is not None and p.dim() == 2]
         return bool(own) and not any(id(p) in self._used for p in own)
 
@@ -258,10 +259,10 @@ class _Search:
             depends_on=self._candidates.depends_on(module),
         )
 
-    # ---- groups, and all together ----
+    # ---- groups, and the result ----
 
     def _grouped(self) -> dict[nn.Module, Block]:
-        """Blocks of one layer that the same module calls with the same tensor, every time."""
+        """Puts one-layer blocks that one module always calls with the same tensor into groups."""
         members: dict[Any, list[nn.Module]] = {}
         for module, block in self._blocks.items():
             if block.layers == 1 and block.scale == 1.0:
@@ -279,7 +280,7 @@ class _Search:
         return blocks
 
     def _not_finite(self, module: nn.Module) -> list[str]:
-        """Tensors of a block that hold values no kernel can make sense of."""
+        """Names of the block's tensors that hold NaN or Inf."""
         own = own_tensors(module)
         names = dict.fromkeys(self._blocks[module].tensors)
         with torch.no_grad():
@@ -314,7 +315,7 @@ class _Search:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """In parts, since the head of a language model is as large as the rest of it."""
+    """Checked in parts, since the head of a language model can be as large as the rest."""
     rows = max(1, (1 << 20) // max(1, tensor[0].numel())) if tensor.numel() else 1
     return all(bool(part.isfinite().all()) for part in torch.split(tensor, rows))
 

@@ -1,10 +1,11 @@
-"""Whether a module differs in kind from the chain that was read off its graph.
+"""Finds out whether a module differs in kind from the chain that was read from its graph.
 
-Ordinary numbers do not tell a clamp far away, or what becomes of NaN. So the module runs on hard
-rows (NaN, infinite, huge, zero, denormal, one far larger than the others), and in training its
-gradients are compared. It is held against the same block made of torch's own ops, in the same
-precision, so that a mere order of summation refuses nothing. Weights are random: all this is about
-the code, and holds for every module that is built alike.
+In: a module, the chain, and a recorded signature. Out: the difference in words, or "". Ordinary
+numbers do not show a clamp at a large value, or what happens to NaN. So the module runs on hard
+rows (NaN, infinite, huge, zero, denormal, one far larger than the others), and with gradients
+enabled its gradients are compared too. The same block made of torch's own ops in the same precision
+is the reference, so another order of summation is not a reason to refuse. The weights are random:
+the check is about the code, and holds for every module that is built alike.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from torchweld.welds.recognising.chain_recognition import Chain
 from torchweld.welds.tracing.call_recording import Signature
 from torchweld.welds.tracing.forward_trace import call_with, own_tensors
 
-# Denormal results may be flushed by one of two sides.
+# Either side may flush denormal results to zero.
 _DENORMAL_STEPS = 64
-# Of what CLOSE allows for ordinary rows.
+# Factor on what CLOSE allows for ordinary rows.
 _LOOSER = 10
 
 
 def difference_in_kind(module: nn.Module, chain: Chain, signature: Signature) -> str:
-    """What is different, in a few words; nothing if nothing is."""
+    """The difference in a few words; "" if there is none."""
     try:
         for name, x, y, expected in _on_hard_rows(module, chain, signature):
             if reason := _different(name, x, y, expected):
                 return reason
         return _other_gradients(module, chain, signature) if signature.grad else ""
-    except Exception as error:  # foreign code on inputs that it was not written for
+    except Exception as error:  # the model's code, run on inputs it was not written for
         if says_nothing(error):
             raise
         return f"does not run on hard inputs: {first_line(error)}"
@@ -60,7 +61,7 @@ def _composed(x: Tensor, weights: dict[str, Tensor], chain: Chain) -> Tensor:
 
 
 def hard_rows(like: Tensor) -> dict[str, Tensor]:
-    """Rows `[K]` made of an ordinary one."""
+    """Hard rows `[K]` by name, made from an ordinary row."""
     limits, rows = torch.finfo(like.dtype), {}
     for name, value in (("NaN", torch.nan), ("Inf", torch.inf), ("-Inf", -torch.inf)):
         rows[name] = like.clone()
@@ -75,7 +76,7 @@ def hard_rows(like: Tensor) -> dict[str, Tensor]:
 def _on_hard_rows(
     module: nn.Module, chain: Chain, signature: Signature
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """Name of a row, the row, what the module makes of it, what the chain does."""
+    """For each hard row: its name, the row, the module's result, and the chain's result."""
     weights = _weights(module, chain)
     random = torch.Generator("cpu").manual_seed(SEED + 4)
     arguments = made_arguments(signature, random)
@@ -89,7 +90,7 @@ def _on_hard_rows(
         for i, (_, row) in enumerate(some):
             filled[i] = row
         given = filled.view(x.shape)
-        before = given.clone()  # the module may change what it is given
+        before = given.clone()  # the module may change its argument
         with ExitStack() as stack:
             enter(stack, module, training=False)
             y = call_with(module, weights, {**arguments, chain.argument: given})
@@ -103,11 +104,11 @@ def _different(name: str, x: Tensor, y: Tensor, expected: Tensor) -> str:
     kinds, wanted = _kinds(y), _kinds(expected)
     differs = kinds != wanted
     if name in ("Inf", "-Inf"):
-        # A formula that is spelled out gives NaN there, as 0 · Inf, where an op gives a number.
+        # A written-out formula gives NaN there, as 0 · Inf; a single op gives a number.
         differs &= ~y.isnan()
     if bool(differs.any()):
         i = int(differs.nonzero()[0])
-        return f"makes {_NAMES[int(kinds[i])]} of {name}, a chain makes {_NAMES[int(wanted[i])]}"
+        return f"gives {_NAMES[int(kinds[i])]} for {name}, a chain gives {_NAMES[int(wanted[i])]}"
     finite = y.isfinite() & expected.isfinite()
     if not bool(finite.any()):
         return ""
@@ -115,7 +116,7 @@ def _different(name: str, x: Tensor, y: Tensor, expected: Tensor) -> str:
     tiny = torch.finfo(x.dtype).smallest_normal
     allowed = _LOOSER * CLOSE[x.dtype] * float(b.abs().amax()) + _DENORMAL_STEPS * tiny
     if float((a - b).abs().amax()) > allowed:
-        return f"computes something else on {name}"
+        return f"computes something different on {name}"
     return ""
 
 
@@ -130,7 +131,7 @@ def _kinds(y: Tensor) -> Tensor:
 
 
 def _other_gradients(module: nn.Module, chain: Chain, signature: Signature) -> str:
-    """A detach, or a function with a gradient of its own, leaves the values as they are."""
+    """How gradients differ: a detach, or a custom gradient, does not show in the values."""
     random = torch.Generator("cpu").manual_seed(SEED + 5)
     weights = _weights(module, chain)
     arguments = made_arguments(signature, random)
@@ -152,5 +153,5 @@ def _other_gradients(module: nn.Module, chain: Chain, signature: Signature) -> s
             return f"gives {name} no gradient"
         allowed = _LOOSER * CLOSE[a.dtype] * max(float(b.abs().amax()), 1e-30)
         if float((a - b).abs().amax()) > allowed:
-            return f"gives {name} another gradient than the chain does"
+            return f"gives {name} a different gradient than the chain does"
     return ""

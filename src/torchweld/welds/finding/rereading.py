@@ -1,8 +1,8 @@
-"""A block that somebody brings, read again off the model: for plans, copies and pickles.
+"""Reads a known block again from a model: for plans, copies and pickles.
 
-`Rereader(model).read(block)` gives the block as the model computes it now, by its graph alone:
-nothing runs but the tracer, on a copy of the structure. Of the block it is given it trusts the
-path and the calls, with which it traces.
+In: a model and a block. Out: `Rereader(model).read(block)` gives the block as the model computes it
+now, or a `Refusal`. Only the graph decides: a clone is traced, and nothing else runs. Only the path
+and the calls of the given block are trusted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torchweld.welds.refusal_reasons import Refused
 from torchweld.welds.tracing.call_recording import MOST_KINDS, Signature, TensorSpec
 from torchweld.welds.tracing.forward_trace import own_tensors
 
-# With more rows a graph would take memory that a file decides about.
+# More rows are not traced, so that a file cannot decide how much memory a trace takes.
 MOST_ROWS_READ = 1 << 16
 
 
 class Rereader:
-    """Reads blocks of one model; what is built alike is traced once."""
+    """Reads blocks of one model; modules that are built alike are traced once."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -80,7 +80,7 @@ class Rereader:
         )
 
     def _chain(self, module: nn.Module, signatures: Sequence[Signature], key: Hashable) -> Chain:
-        """What all kinds of calls agree on, with few rows and with many."""
+        """The chain that all kinds of calls agree on, with few rows and with many."""
         found: Chain | None = None
         for signature in signatures:
             about = (key, signature.arguments, signature.grad, signature.training)
@@ -95,16 +95,16 @@ class Rereader:
 
 
 def reread(model: nn.Module, block: Block) -> Block | Refusal:
-    """One block of a model, read again."""
+    """Reads one block of a model again."""
     return Rereader(model).read(block)
 
 
-# What a block says of the computation, in words.
+# The fields of a block that describe its computation, in words.
 _CLAIMS = {
     "kind": "is a {now} and not a {was}",
     "form": "computes {now} and not {was}",
     "tensors": "computes with {now} and not with {was}",
-    "argument": "computes it of {now} and not of {was}",
+    "argument": "computes it from {now} and not from {was}",
     "in_features": "takes {now} features and not {was}",
     "out_features": "gives {now} features and not {was}",
     "dtype": "has weights of {now} and not of {was}",
@@ -113,7 +113,7 @@ _CLAIMS = {
 
 
 def differences(now: Block, was: Block) -> Iterator[str]:
-    """What a block claims that the model does not compute, in words."""
+    """How the block in the model differs from the given block, in words."""
     for name, words in _CLAIMS.items():
         values = {"now": getattr(now, name), "was": getattr(was, name)}
         if values["now"] != values["was"]:
@@ -128,7 +128,7 @@ def _in_words(value: object) -> str:
 
 
 def signatures_of(block: Block, module: nn.Module) -> list[Signature]:
-    """Calls as the block tells of them: of each kind with the fewest rows and with the most."""
+    """The calls that a block lists: of each kind the one with the fewest rows and with the most."""
     weight = own_tensors(module).get(block.tensors[0])
     if weight is None:
         raise Refused(f"it has no {block.tensors[0]} any more")
@@ -144,12 +144,12 @@ def signatures_of(block: Block, module: nn.Module) -> list[Signature]:
                 (kind,) = kinds_of([signature])
                 found.setdefault((kind, few), signature)
     if not 1 <= len(found) <= MOST_KINDS:
-        raise Refused(f"was called in {len(found)} ways; expected are 1 to {MOST_KINDS}")
+        raise Refused(f"was called in {len(found)} ways; expected 1 to {MOST_KINDS}")
     return list(dict.fromkeys(found.values()))
 
 
 def _made_up(block: Block) -> Call:
-    """Of a block made by hand, which tells of no calls."""
+    """A call for a block made by hand, which lists no calls."""
     return Call(
         shape=(2, block.in_features),
         dtype=block.dtype,
@@ -161,7 +161,7 @@ def _made_up(block: Block) -> Call:
 
 
 def _besides(block: Block, dims: int) -> list[tuple[tuple[Beside, ...], tuple[str, ...]]]:
-    """The arguments beside x in calls with so many dimensions: tensors, and what is None."""
+    """The arguments other than x in calls with `dims` dimensions: tensors, and names of Nones."""
     told = [
         (d.beside, d.nones) for d in block.valid if d.ones == ANY_DIMS or len(d.ones) == dims - 1
     ]

@@ -1,8 +1,9 @@
-"""Which modules are built alike, so that what was read off one holds for the others.
+"""Tells which modules are built alike, so that one trace holds for all of them.
 
-The key has everything that could make two instances of a class compute differently: plain settings
-by value, other objects by identity, tensors by shape and type, and the same of every module inside.
-It is valid while the model lives; what is saved is `Chain.structure`.
+In: a module. Out: a hashable key, equal for modules that are built alike. The key has everything
+that could make two instances of a class compute differently: plain settings by value, other objects
+by identity, tensors by shape and type, and the same for every module inside. It is valid while the
+model exists; files have `Chain.structure` instead.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# What every module has; hooks are looked for elsewhere.
+# Attributes of every module; hooks are checked elsewhere.
 _COMMON = frozenset(nn.Module().__dict__)
 
 
 def structure_key(module: nn.Module) -> Hashable:
-    tensors: dict[int, int] = {}  # tied tensors are the same number
+    tensors: dict[int, int] = {}  # tied tensors have the same number
 
     def tensor_key(tensor: Tensor | None) -> Hashable:
         if tensor is None:

@@ -1,1 +1,1 @@
-"""What a block depends on, for which calls it is valid, and whether that still holds."""
+"""Finds what a block depends on and for which calls it is valid, and guards that at every call."""

@@ -1,8 +1,8 @@
-"""What one piece of Python code can read, by its bytecode: names of attributes, globals and texts.
+"""Lists what a piece of Python code can read, from its bytecode: attributes, globals and texts.
 
-An over-approximation: names in branches that were not taken count too. What cannot be told by names
-is an attribute whose name is computed; `constant_calls` are the calls of `getattr` and `hasattr`
-whose name stands in the code.
+In: a code object. Out: its `Names`. Names in branches that were not taken count too. Names do not
+cover an attribute whose name is computed; `constant_calls` are the calls of `getattr` and `hasattr`
+whose name is a constant in the code.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ _ATTRIBUTES = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_
 _GLOBALS = frozenset(["LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"])
 _CALLS = frozenset(["CALL", "CALL_FUNCTION"])
 _BY_NAME = frozenset(["getattr", "hasattr"])
-# They stand between a function and its call, and move nothing.
+# Instructions between a function and its call that do not change the stack.
 _SILENT = frozenset(["CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What a code object names; nested functions have their own."""
+    """The names in a code object; nested functions have their own `Names`."""
 
     attributes: frozenset[str]
-    texts: frozenset[str]  # identifiers among its constants, as getattr takes them
+    texts: frozenset[str]  # constants that are identifiers, as getattr takes them
     globals: tuple[str, ...]
     imports: tuple[str, ...]
-    stored_globals: tuple[str, ...]
-    stored_free: tuple[str, ...]
-    stored_attributes: tuple[tuple[str, int], ...]  # with their lines
-    asks_class: str  # "type" or "__class__", if more is done with a class than reading attributes
-    handles: bool  # whether it catches exceptions, such as that of a missing attribute
-    lines: dict[str, int]  # of each name, where it is first met
+    stored_globals: tuple[str, ...]  # set or deleted by the code
+    stored_free: tuple[str, ...]  # free variables that it sets or deletes
+    stored_attributes: tuple[tuple[str, int], ...]  # set or deleted, with their lines
+    asks_class: str  # "type" or "__class__" if more than attributes of a class is read; else ""
+    handles: bool  # whether it catches exceptions; one could be of a missing attribute
+    lines: dict[str, int]  # the first line of each name
     constant_calls: frozenset[int]  # offsets of calls of getattr and hasattr with a constant name
-    passes_getattr: bool  # whether getattr or hasattr is given to somebody else
+    passes_getattr: bool  # whether it passes getattr or hasattr on instead of calling it
 
     @property
     def read(self) -> frozenset[str]:
@@ -57,7 +57,7 @@ def names_of(code: CodeType) -> Names:
         start = instruction.starts_line
         if isinstance(start, int) and not isinstance(start, bool):
             line = start
-        elif start:  # 3.13 has a flag there, and the line elsewhere
+        elif start:  # Python 3.13 has a flag here, and the line elsewhere
             line = getattr(instruction, "line_number", None) or line
         name, value = instruction.opname, instruction.argval
         if name in _ATTRIBUTES:
@@ -109,9 +109,9 @@ def _handles(code: CodeType) -> bool:
 
 
 def _asks_class(code: CodeType) -> str:
-    """`type(x) is …` and its like; `type(x).name` only reads an attribute."""
-    asked = ""  # what was loaded last, if it was a class
-    waiting = False  # for the call of `type`
+    """Finds `type(x) is …` and similar; `type(x).name` only reads an attribute."""
+    asked = ""  # how a class was just loaded, if one was
+    waiting = False  # whether `type` was loaded and not called yet
     for instruction in dis.get_instructions(code):
         name, value = instruction.opname, instruction.argval
         if name in _SILENT or name == "PUSH_NULL":
@@ -132,16 +132,18 @@ def _asks_class(code: CodeType) -> str:
 
 
 def _calls_by_name(code: CodeType) -> tuple[frozenset[int], bool]:
-    """Offsets of the calls `getattr(…, "name")`, by following the stack along straight lines, and
-    whether there is a `getattr` that is not called."""
+    """Offsets of the calls `getattr(…, "name")`, and whether a `getattr` is loaded but not called.
+
+    The stack is followed within straight-line code.
+    """
     if not _BY_NAME & set(code.co_names):
         return frozenset(), False
     found: set[int] = set()
     loaded = calls = 0
-    stack: list[Any] = []  # texts that are constants, _Function for what is looked for, else None
+    stack: list[Any] = []  # constant texts, _Function for getattr or hasattr, None
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        if instruction.is_jump_target:  # other ways lead here: nothing on the stack is certain
+        if instruction.is_jump_target:  # other paths lead here: texts are not certain
             stack = [item if isinstance(item, _Function) else None for item in stack]
         if name in _SILENT:
             continue
@@ -168,16 +170,16 @@ def _calls_by_name(code: CodeType) -> tuple[frozenset[int], bool]:
 
 
 class _Function:
-    """`getattr` or `hasattr` on the stack."""
+    """Marks `getattr` or `hasattr` on the stack."""
 
 
 def _effect(instruction: dis.Instruction) -> int:
-    if instruction.opname == "CALL":  # Python 3.11 counts a part of it for PRECALL
+    if instruction.opname == "CALL":  # Python 3.11 counts part of its effect for PRECALL
         return -(instruction.arg or 0) - 1
     takes = instruction.opcode >= dis.HAVE_ARGUMENT
     return dis.stack_effect(instruction.opcode, instruction.arg if takes else None, jump=False)
 
 
 def line_of(code: CodeType, name: str) -> int:
-    """Where a name is first met in a piece of code, or where that begins."""
+    """The first line that has a name, or the first line of the code."""
     return names_of(code).lines.get(name, code.co_firstlineno)

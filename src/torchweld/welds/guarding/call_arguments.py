@@ -1,4 +1,7 @@
-"""How x is found among the arguments of a call, and whether a block is valid for the call."""
+"""Finds x among the arguments of a call, and decides whether the block is valid for the call.
+
+In: the arguments of a call, and a block. Out: `Picked` arguments, and why the call is not covered.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,27 @@ _MISSING = object()
 
 
 class Picked(NamedTuple):
-    """The arguments of a call, sorted."""
+    """The arguments of a call by kind; those at their defaults are left out."""
 
     x: Any
-    beside: dict[str, Tensor]  # tensors that do not enter the result
-    nones: tuple[str, ...]  # given as None where the default is something else
+    beside: dict[str, Tensor]  # other tensors, which do not affect the result
+    nones: tuple[str, ...]  # arguments given as None whose default is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """A block is a function of one argument; the others may be at their defaults, or ignored."""
+    """The parameters of a forward that a block serves as a function of one argument, x."""
 
-    wanted: str
-    ignored: tuple[str, ...]
-    positional: tuple[str, ...]
-    names: frozenset[str]
-    unnamed: frozenset[str]  # to be given by position alone
+    wanted: str  # the parameter that is x
+    ignored: tuple[str, ...]  # parameters whose tensors do not affect the result
+    positional: tuple[str, ...]  # parameters that can be given by position
+    names: frozenset[str]  # all parameters
+    unnamed: frozenset[str]  # parameters that can be given by position only
     defaults: Mapping[str, Any]
 
     @staticmethod
     def of(forward: Callable[..., Any], wanted: str, ignored: tuple[str, ...] = ()) -> Arguments:
-        """Of a method; raises TorchweldError if it has no parameter `wanted`."""
+        """The parameters of a method; raises TorchweldError if it lacks one of the names."""
         parameters = list(inspect.signature(forward).parameters.values())[1:]
         positional = tuple(p.name for p in parameters if p.kind in _NAMED)
         names = [p.name for p in parameters]
@@ -62,7 +65,7 @@ class Arguments:
         return self.positional[:1] == (self.wanted,)
 
     def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Picked | None:
-        """None if an argument was given that no recorded call gave."""
+        """The arguments by kind; None if one was given that no recorded call gave."""
         if len(args) > len(self.positional):
             return None
         x: Any = None
@@ -72,7 +75,7 @@ class Arguments:
         for name, value in (*zip(self.positional, args, strict=False), *kwargs.items()):
             default = self.defaults.get(name, _MISSING)
             if name in given or (name in kwargs and name in self.unnamed):
-                return None  # which the original has an error for
+                return None  # the original raises an error for this
             given.add(name)
             if name == self.wanted:
                 x = value
@@ -88,7 +91,7 @@ class Arguments:
 
 
 def _is_odd(tensor: Tensor, x: Tensor) -> bool:
-    """Whether more can be asked of a tensor beside x than of those that were recorded."""
+    """Whether a tensor other than x has more that code can ask about than recorded tensors."""
     return (
         type(tensor) is not Tensor
         or tensor.layout != torch.strided
@@ -102,12 +105,13 @@ def _dtype(tensor: Tensor) -> str:
 
 
 class Validity:
-    """The calls in which a block is known to compute its chain."""
+    """Decides in which calls a block is known to compute its chain."""
 
     def __init__(self, block: Block) -> None:
         self._ignored = set() if block.valid else set(block.ignores)
-        self._any = not block.valid  # a block made by hand: whoever made it knows
-        # Arguments beside x -> patterns of ones whose sizes do not matter, and leading shapes.
+        self._any = not block.valid  # made by hand: trusted for all calls
+        # For the arguments other than x: patterns of ones for which any sizes will do, and the
+        # leading shapes that are valid otherwise.
         self._patterns: dict[Any, set[str]] = {}
         self._shapes: dict[Any, set[tuple[int, ...]]] = {}
         for domain in block.valid:
@@ -118,13 +122,13 @@ class Validity:
             else:
                 self._patterns.setdefault(key, set()).add(domain.ones)
         alone = self._patterns.get((frozenset(), frozenset()), set())
-        # Numbers of dimensions of which any sizes will do, for a call with x alone.
+        # Numbers of dimensions for which any sizes will do, in a call with x alone.
         dims = {len(pattern) + 1 for pattern in alone}
         self._all_dims = ANY_DIMS in alone
         self._free_dims = {n for n in dims if sum(len(p) == n - 1 for p in alone) == 2 ** (n - 1)}
 
     def why_not(self, picked: Picked) -> str | None:
-        """Why a call is not covered, in two words; None if it is."""
+        """Why a call is not covered, in a few words; None if it is covered."""
         given = [picked.x, *picked.beside.values()]
         if len(given) != len({id(tensor) for tensor in given}):
             return "the same tensor twice"
@@ -148,7 +152,7 @@ class Validity:
         return None if leading in self._shapes.get(exact, ()) else "another shape"
 
     def holds_in_graphs(self, picked: Picked) -> bool:
-        """The same for a compiler, which is to guard as little as possible."""
+        """Whether a call is covered, asked while compiling, with as few guards as possible."""
         any_size = self._all_dims or picked.x.dim() in self._free_dims
         if self._any or (any_size and not picked.beside):
             return self._ignored >= set(picked.nones)

@@ -1,4 +1,7 @@
-"""Modes of a call that a block's code asks about: a call in other modes runs the original."""
+"""Compares the modes of a call that the block's code asks about with the recorded ones.
+
+In: a call's tensors and the modes asked about. Out: why the call has to run the original, or None.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torchweld.welds.decisions import Decision
 _ANEW = "Weld the model again as it is now."
 _NO_GRAD = "Call the model under torch.no_grad()."
 
-# What a call may have that it had not when it was recorded -> what to do about it.
+# How a call may differ from the recorded calls -> what the user can do about it.
 _REMEDIES = {
     "gradient mode on": _NO_GRAD,
     "gradient mode off": "Call the model with gradients on.",
@@ -22,11 +25,12 @@ _REMEDIES = {
     "autocast": "Call the model outside of torch.autocast.",
     "another default dtype": _ANEW,
 }
-_OF_WEIGHTS = ("require gradients", "are contiguous", "are inference tensors")  # as in _modes_of
+# In the order of _modes_of.
+_OF_WEIGHTS = ("require gradients", "are contiguous", "are inference tensors")
 
 
 class Modes:
-    """As they were when the block was read."""
+    """The modes in which the block was read."""
 
     def __init__(self, decision: Decision) -> None:
         self._grad = decision.training
@@ -34,13 +38,13 @@ class Modes:
         self._weights: list[tuple[bool, ...]] = []
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
-        """The block's own tensors, when it is welded."""
+        """Remembers the modes of the block's own tensors, when it is welded."""
         self._weights = [_modes_of(t) for t in tensors]
 
     def why_not(
         self, asked: frozenset[str], given: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> str | None:
-        """What the call has that it had not, in a few words; None if nothing is asked about."""
+        """How the call differs from recorded calls in the modes asked about; None if not."""
         if not asked:
             return None
         now = [_modes_of(t) for t in tensors]
@@ -68,14 +72,14 @@ def _modes_of(tensor: Tensor) -> tuple[bool, ...]:
 
 
 def _difference(before: Sequence[tuple[bool, ...]], now: Sequence[tuple[bool, ...]]) -> str:
-    """Of the first weight that has other modes."""
+    """The difference of the first weight whose modes changed, in words."""
     for was, one in zip(before, now, strict=True):
         for name, a, b in zip(_OF_WEIGHTS, was, one, strict=True):
             if a != b:
                 return f"weights that {name} now" if b else f"weights that no longer {name}"
-    raise AssertionError("they are the same")
+    raise AssertionError("the modes are the same")
 
 
 def remedy_of(condition: str) -> str | None:
-    """What to do about what `why_not` has said."""
+    """What the user can do about a condition that `why_not` gave."""
     return _ANEW if condition.startswith("weights that ") else _REMEDIES.get(condition)

@@ -1,11 +1,12 @@
-"""What a module's result depends on beside its arguments and tensors, as facts to be compared.
+"""Finds what a module's result depends on besides its arguments and tensors, as facts to compare.
 
-In: a module and the functions that ran when it was called (`executing`). Every name in their
-bytecode is looked up on everything they can reach: the modules of the block, the globals they name,
-their free variables and defaults, and what those lead to. So nothing that was read is missed,
-however it got from one variable to another; what was not read but has a name that was counts too.
-Refused is what can change unseen: tensors and arrays outside of parameters and buffers, objects
-without a dictionary, functions that were reached in a way that cannot be watched.
+In: a module and the functions that ran when it was called (`executed_code`). Out: `Facts`. Every
+name in the bytecode of these functions is looked up on every object they can reach: the modules of
+the block, globals, free variables and defaults, and the objects that those lead to. So nothing that
+was read is missed, whatever variables it went through. An attribute that was not read counts too if
+its name occurs in the code. A module is refused if it depends on something that can change unseen:
+tensors and arrays that are not parameters or buffers, objects without a dictionary, functions that
+were reached in a way that cannot be watched.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from torchweld.welds.guarding.held_functions import (
 from torchweld.welds.guarding.questions_asked import TABLES_OF_TENSORS, asked_modes, asks_sizes
 from torchweld.welds.refusal_reasons import Refused, place_of_line
 
-# More than this cannot be compared at every call.
+# More facts, or items in a container, would take too long to compare at every call.
 MOST_FACTS, MOST_ITEMS = 400, 256
 
 _EXACT = frozenset(
@@ -93,17 +94,17 @@ _BUILT_IN = (
     *(types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
     type(collections.namedtuple("_", "field").field),  # type: ignore[attr-defined]
-    _DecoratorContextManager,  # no_grad and its kin, which have no settings
+    _DecoratorContextManager,  # no_grad and similar, which have no settings
 )
 _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
-# Of every module: looked up by torch itself at each call.
+# Names that torch itself looks up on a module at every call.
 _ALWAYS = ("forward", "__call__", "_call_impl", "__getattr__", "__getattribute__")
 _BOOKKEEPING = frozenset(nn.Module().__dict__)
-_HEAP_TYPE = 1 << 9  # of a class that was made by Python code
+_HEAP_TYPE = 1 << 9  # flag of a class made by Python code
 
 
 def _is_librarys(kind: type) -> bool:
-    """Whether a class is of Python's library, whose methods are not looked into."""
+    """Whether a class belongs to Python's library, whose methods are not inspected."""
     top = kind.__module__.split(".")[0]
     return top in sys.stdlib_module_names and top not in ("__main__", "builtins")
 
@@ -116,9 +117,8 @@ def facts_of(
 ) -> Facts:
     """Everything that `ran`, recorded while `module` was called, can have read.
 
-    `called` are names of the C functions that were called.
-
-    `kind_of` gives the class that a module's class stands for.
+    called:  names of the C functions that were called
+    kind_of: gives the original class of a module's class, which may be a welded one
     """
     return _Closure(module, ran, called, kind_of).facts()
 
@@ -136,13 +136,13 @@ class _Closure:
         named = [names_of(code) for code in self._codes]
         self._texts = frozenset(text for one in named for text in one.texts)
         self._names = frozenset(name for one in named for name in one.read)
-        # Names that may be found missing without an error: whoever catches one may have called.
+        # Names that may be missing without an error: a function that ran may catch the error.
         self._may_miss = self._names if any(one.handles for one in named) else self._texts
         self._paths = {inner: path for path, inner in module.named_modules()}
         self._explained: set[types.CodeType] = set()
         self._explained_functions: set[int] = set()
-        self._seen: set[Any] = set()  # ids of what was looked at, and keys of entries
-        self._keep: list[Any] = []  # so that no id is used again
+        self._seen: set[Any] = set()  # ids of visited objects, and keys of entries
+        self._keep: list[Any] = []  # keeps objects alive, so that ids stay unique
         self._parts: list[ModulePart] = []
         self._entries: list[Entry] = []
         self._items: list[Items] = []
@@ -176,7 +176,7 @@ class _Closure:
             raise Refused(f"depends on more than {MOST_FACTS} things that can change")
         return found
 
-    # ---- where to look ----
+    # ---- functions that ran ----
 
     def _ran_one(self, one: Ran) -> None:
         names = names_of(one.code)
@@ -201,14 +201,14 @@ class _Closure:
             self._value(known, f"module {name}", where)
 
     def _stored_outside(self, code: types.CodeType) -> list[str]:
-        """Free variables it sets that belong to no function that ran."""
+        """Free variables the code sets that belong to no function that ran."""
         around = {
             name for other in self._codes if code in other.co_consts for name in other.co_cellvars
         }
         return [name for name in names_of(code).stored_free if name not in around]
 
     def _method(self, kind: type, code: types.CodeType) -> None:
-        """The method of a class that this code is, found by its name."""
+        """Notes the method of a class that has this code."""
         if (kind, code) in self._seen:
             return
         self._seen.add((kind, code))
@@ -232,7 +232,7 @@ class _Closure:
             self._value(found, f"builtin {name}", where)
 
     def _ties(self) -> Iterator[Tie]:
-        """The block names each tensor once; under its other names it has to stay the same."""
+        """Names of tied tensors: a block has one name per tensor; the others have to stay tied."""
         first: dict[int, Name] = {}
         for module, path in self._paths.items():
             for table in ("_parameters", "_buffers"):
@@ -253,7 +253,7 @@ class _Closure:
         )
         self._parts.append(ModulePart(path, kind, children))
         self._class(kind)
-        if path:  # one of the module's own is called in place of the welded one, or calls it
+        if path:  # a forward set on the block's own module replaces the welded one, or calls it
             self._entry(path, "__dict__", None, "forward", ABSENT, f"{what}.forward")
         if "training" in self._names:
             self._switched.append(path)
@@ -300,7 +300,7 @@ class _Closure:
     # ---- classes ----
 
     def _class(self, kind: type, more: Iterable[str] = ()) -> None:
-        """What the names in the code mean to a class, and what Python itself looks up there."""
+        """Notes what a class has under the names in the code, and under names Python looks up."""
         known = self._classes.get(kind)
         if known is not None and all(name in known.names for name in more):
             return
@@ -310,7 +310,7 @@ class _Closure:
         if meta is not type and meta.__flags__ & _HEAP_TYPE:
             self._class(meta)
         names = {name: meaning(kind, name) for name in (*_ALWAYS, *more)}
-        # Names that are missing too: what appears in a class may come before what was read.
+        # Missing names too: a name added to a class later may hide the value that was read.
         names |= {name: meaning(kind, name) for name in self._names}
         for base in kind.__mro__:
             if base.__flags__ & _HEAP_TYPE and not base.__module__.startswith("torch."):
@@ -326,7 +326,7 @@ class _Closure:
                 self._function(value, f"{kind.__name__}.{name}", "")
 
     def _attribute(self, kind: type, name: str, value: Any) -> None:
-        """A class attribute that may have been read."""
+        """Notes a class attribute that may have been read."""
         what, where = f"{kind.__name__}.{name}", self._where(name)
         home = next((b for b in kind.__mro__ if name in b.__dict__), kind)
         if home.__module__ == "builtins" or home.__module__.split(".")[0] == "torch":
@@ -340,11 +340,11 @@ class _Closure:
     # ---- values ----
 
     def _value(self, value: Any, what: str, where: str) -> None:
-        """Whatever an attribute, a global or a free variable holds."""
+        """Notes the value of an attribute, a global or a free variable."""
         if value is ABSENT or value is INHERITED or _is_constant(value):
             return
         if isinstance(value, _BUILT_IN):
-            owner = getattr(value, "__self__", None)  # of `table.get`, the table
+            owner = getattr(value, "__self__", None)  # for `table.get` it is the table
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
                 self._value(owner, what, where)
             return
@@ -392,19 +392,19 @@ class _Closure:
             self._items.append(Items(value, held, what))
         if type(value) not in _CONTAINERS and type(value).__module__ != "collections":
             if isinstance(value, (tuple, frozenset)) and not hasattr(value, "__dict__"):
-                self._class(type(value))  # a named tuple, say
+                self._class(type(value))  # for example a named tuple
             else:
                 self._object(value, what, where)
         for item in held:
             self._value(item, what, where)
 
     def _object(self, value: Any, what: str, where: str) -> None:
-        """An object with a dictionary of its own: a config, a callable, a namespace."""
+        """Notes an object with its own dictionary: a config, a callable, a namespace."""
         kind = type(value)
         if kind.__module__.split(".")[0] == "torch" and not isinstance(value, nn.Module):
             if callable(value):
                 raise Refused(
-                    f"calls {what}, a {kind.__name__}, which cannot be looked into", where=where
+                    f"calls {what}, a {kind.__name__}, which cannot be inspected", where=where
                 )
             raise Refused(f"depends on {what}, which can change unseen", where=where)
         own = getattr(value, "__dict__", None)
@@ -416,7 +416,7 @@ class _Closure:
         made_in_python = kind.__flags__ & _HEAP_TYPE and not _is_librarys(kind)
         if not made_in_python and kind is not types.SimpleNamespace:
             raise Refused(
-                f"depends on {what}, a {kind.__name__}, which cannot be looked into", where=where
+                f"depends on {what}, a {kind.__name__}, which cannot be inspected", where=where
             )
         self._kinds.append(Kind(value, kind, own, what))
         self._class(kind)
@@ -425,10 +425,10 @@ class _Closure:
     def _object_entries(self, value: Any, what: str, where: str) -> None:
         kind, own = type(value), value.__dict__
         names: Iterable[str] = sorted(self._names)
-        # Two namespaces are compared, and one is written as a text, by C.
+        # C code compares namespaces, and writes one as text, so it may read all attributes.
         whole = _reads_by_hand(kind) or kind is types.SimpleNamespace
         if whole and not isinstance(value, nn.Module):
-            # Its own code decides what a name means: all that it holds may be read.
+            # The class decides in code what a name gives, so all attributes may be read.
             self._items.append(Items(own, items_of(own), what))
             names = sorted(own)
         for name in names:
@@ -441,7 +441,7 @@ class _Closure:
                 self._entry(None, "", own, name, ABSENT, f"{what}.{name}")
 
     def _namespace(self, module: types.ModuleType, what: str, where: str) -> None:
-        """A Python module: the names in the code, as it has them."""
+        """Notes what a Python module has under the names in the code."""
         file = getattr(module, "__file__", None) or ""
         top = module.__name__.split(".")[0]
         if top in ("torch", "numpy", *_PURE):
@@ -461,11 +461,11 @@ class _Closure:
     # ---- functions ----
 
     def _runs(self, value: Any) -> bool:
-        """Whether it is, or wraps, a function that ran."""
+        """Whether the value is, or wraps, a function that ran."""
         return any(f.__code__ in self._codes for f in functions_in(value))
 
     def _function(self, value: Any, what: str, where: str) -> None:
-        """A function, method or descriptor: what it wraps, and its own state if it ran."""
+        """Notes a function, method or descriptor: what it wraps, and its state if it ran."""
         if isinstance(value, (functools._lru_cache_wrapper, functools.cached_property)):
             if is_installed_cache(value):
                 return
@@ -473,7 +473,7 @@ class _Closure:
         if hasattr(value, "registry") and hasattr(value, "dispatch"):
             raise Refused(f"calls {what}, which dispatches on types", where=where)
         if isinstance(value, property) and not is_function(value.fget):
-            raise Refused(f"depends on {what}, whose getter cannot be looked into", where=where)
+            raise Refused(f"depends on {what}, whose getter cannot be inspected", where=where)
         if isinstance(value, functools.partialmethod):
             self._container(value.args, what, where)
             self._container(value.keywords, what, where)
@@ -499,7 +499,7 @@ class _Closure:
                 self._function_state(function, what, where)
 
     def _function_state(self, function: types.FunctionType, what: str, where: str) -> None:
-        """Defaults and attributes of a function that ran."""
+        """Notes defaults and attributes of a function that ran."""
         by_name, own = function.__kwdefaults__, function.__dict__
         for default in (*(function.__defaults__ or ()), *(by_name or {}).values()):
             self._value(default, f"a default of {what}", where)
@@ -528,14 +528,14 @@ class _Closure:
                 self._value(contents, named, where or self._where(name))
 
     def _explain(self, code: types.CodeType) -> None:
-        """A code object that was found, and those inside it: lambdas, comprehensions, classes."""
+        """Marks a code object, and those inside it (lambdas, comprehensions, classes), as found."""
         self._explained.add(code)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._explain(constant)
 
     def _check_explained(self) -> None:
-        """Whatever ran was found in something that is compared; else it could be swapped unseen."""
+        """Refused if a function ran that no fact leads to: it could be replaced unseen."""
         for one in self._ran:
             code = one.code
             if code in self._explained or not is_users(code.co_filename):
@@ -546,7 +546,7 @@ class _Closure:
             )
 
     def _where(self, name: str) -> str:
-        """The line of the model's own code that has this name."""
+        """The line of the model's code that has this name."""
         for code in self._codes:
             if is_users(code.co_filename) and name in names_of(code).lines:
                 return _place(code, name)
@@ -554,7 +554,7 @@ class _Closure:
 
 
 def _is_constant(value: Any) -> bool:
-    """What cannot change itself. An instance of a subclass may have attributes."""
+    """Whether a value is immutable. Instances of subclasses may have attributes, so are not."""
     if type(value).__module__ == "typing":
         return True
     return type(value) in _EXACT or isinstance(value, _CONSTANTS)
@@ -565,6 +565,6 @@ def _place(code: types.CodeType, name: str) -> str:
 
 
 def _reads_by_hand(kind: type) -> bool:
-    """Whether a class says in Python what its attributes are."""
+    """Whether a class looks up its attributes with Python code."""
     own = [looked_up(kind, name) for name in ("__getattribute__", "__getattr__")]
     return any(isinstance(method, types.FunctionType) for method in own)

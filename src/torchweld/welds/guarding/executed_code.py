@@ -1,9 +1,9 @@
-"""Which Python code runs when a module is called, and which functions of C that code calls.
+"""Records which Python code runs when a module is called, and which C functions it calls.
 
-`executed(call)` runs `call` and gives a `Ran` for every function of the model's own that ran, and
-of those of `torch.nn.modules`, whose attributes are settings of a model too. torch's other code and
-Python's library are taken as they are. Nothing is replaced: `sys.setprofile` looks on, in this
-thread alone. A call that depends on more than can be watched is Refused, with its line.
+In: a call. Out: `executed(call)` gives a `Ran` for every function of the model's code that ran, and
+of `torch.nn.modules`, because attributes of its modules are settings of a model too. torch's other
+code and Python's library are trusted. Nothing is replaced: `sys.setprofile` observes this thread
+alone. A call that depends on something that cannot be watched is Refused, with its line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _INSTALLED = tuple(
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is of torch or of Python itself, which are taken as they are."""
+    """Whether a file belongs to torch or to Python itself, which are trusted."""
     if file.startswith(_TORCH):
         return not file.startswith(_MODULES) or file == _MODULE
     if file.startswith(_INSTALLED):
@@ -47,40 +47,40 @@ def is_library(file: str) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is of an installed package."""
+    """Whether a file belongs to an installed package."""
     return file.startswith(_INSTALLED)
 
 
 def is_ours(file: str) -> bool:
-    """Whether a file is torchweld's, its built-in models apart."""
+    """Whether a file belongs to torchweld, except its built-in models."""
     return file.startswith(_HERE) and not file.startswith(_EXAMPLES)
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is neither torch's nor Python's: what it asks is asked by the model."""
+    """Whether a file belongs to the model's code: not to torch, to Python, or to torchweld."""
     return not file.startswith(_TORCH) and not is_ours(file) and not is_library(file)
 
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """A function that ran, with what it was first given: the object that a method belongs to."""
+    """A function that ran."""
 
     code: types.CodeType
     globals: dict[str, Any]
-    free: dict[str, Any]  # what its free variables hold
-    first: Any
+    free: dict[str, Any]  # values of its free variables
+    first: Any  # its first argument: for a method, the object that it belongs to
 
 
 @dataclass(frozen=True, eq=False)
 class Executed:
     ran: list[Ran]
-    called: frozenset[str]  # names of the C functions that the model's own code called
+    called: frozenset[str]  # names of the C functions that the model's code called
 
 
 def executed(call: Callable[[], object]) -> Executed:
     watch = _CodeWatch()
     before, collecting = sys.getprofile(), gc.isenabled()
-    gc.disable()  # what others do when garbage is collected is none of the call's doing
+    gc.disable()  # finalizers that run in a collection are not part of the call
     sys.setprofile(watch.event)
     try:
         call()
@@ -94,7 +94,7 @@ def executed(call: Callable[[], object]) -> Executed:
 
 
 def stored_names(call: Callable[[], object], ran: list[Ran]) -> tuple[str, str] | None:
-    """An attribute that the model's own code sets in this call, and the line; None if none."""
+    """An attribute that the model's code sets in this call, and its line; None if there is none."""
     stores = {
         (one.code, line): name
         for one in ran
@@ -130,11 +130,11 @@ class _CodeWatch:
         self.ran: dict[tuple[types.CodeType, int], Ran] = {}
         self.refused: Refused | None = None
         self.called: set[str] = set()
-        self._library: dict[str, bool] = {}  # files that were met
+        self._library: dict[str, bool] = {}  # whether a file belongs to a library, by name
 
     def event(self, frame: types.FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if code.co_name == "<module>":  # `eval` of a type's name, inside a library
+        if code.co_name == "<module>":  # a library evaluates the name of a type
             return
         if event == "call":
             if not self._is_library(frame):
@@ -155,7 +155,7 @@ class _CodeWatch:
 
     def _is_library(self, frame: types.FrameType) -> bool:
         file = frame.f_code.co_filename
-        if file.startswith("<"):  # made by exec; a dataclass's __init__ belongs to its module
+        if file.startswith("<"):  # made by exec, like a dataclass's __init__: see its module
             home = str(frame.f_globals.get("__name__", "")).split(".")[0]
             return home == "torch" or (home in sys.stdlib_module_names and home != "__main__")
         known = self._library.get(file)
@@ -165,7 +165,7 @@ class _CodeWatch:
         return known
 
 
-# ---- functions of C ----
+# ---- C functions ----
 
 _BUILTINS = frozenset(
     [
@@ -188,7 +188,7 @@ _PLAIN_TYPES = (
 
 
 def _why_not(function: Any, frame: types.FrameType) -> str:
-    """Why a call of a C function makes the result depend on what nobody can watch; "" if not."""
+    """Why the result may depend on something a C function reads unwatched; "" if it cannot."""
     name = getattr(function, "__qualname__", None) or repr(function)
     owner = getattr(function, "__self__", None)
     module = getattr(function, "__module__", None)
@@ -209,10 +209,10 @@ def _why_not(function: Any, frame: types.FrameType) -> str:
             return f"calls {name}, which takes computed names"
         return ""
     if owner is None and kind is type(None):
-        return f"calls {name}, which cannot be looked into"
+        return f"calls {name}, which cannot be inspected"
     if kind.__module__.split(".")[0] in ("torch", *_LIBRARIES, "typing", "enum", "types"):
         return ""
     if kind is object and name.rpartition(".")[2] in ("__init__", "__new__", "__init_subclass__"):
         return ""
     what = f"{module}.{name}" if module else name
-    return f"calls {what}, which cannot be looked into"
+    return f"calls {what}, which cannot be inspected"

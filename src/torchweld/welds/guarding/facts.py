@@ -1,7 +1,7 @@
-"""Facts that a forward depended on: plain records, made by `depending`, compared by a guard.
+"""Holds the facts that a forward depends on: records made by `dependencies`, compared by a guard.
 
-A fact about a module of the block names its path inside the block, so that facts found on a copy
-hold for the original. All other facts hold the objects themselves.
+A fact about a module of the block has the module's path inside the block, so facts found on a clone
+hold for the original too. All other facts hold the objects themselves.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ class _Mark:
 
 
 ABSENT = _Mark("absent")
-# In a class: what nn.Module has, which torch itself replaces for as long as it exports a model.
+# A class has what nn.Module has under a name. torch itself replaces that while it exports a model.
 INHERITED = _Mark("inherited")
-PRESENT = _Mark("present")  # some tensor, looked up at every call
+PRESENT = _Mark("present")  # any tensor; it is looked up at every call
 
-TABLES = ("__dict__", "_parameters", "_buffers")  # of a module
-NAMELESS = "it"  # the module of the block itself, in words
+TABLES = ("__dict__", "_parameters", "_buffers")  # dictionaries of a module
+NAMELESS = "it"  # how messages call the module of the block itself
 
 
 @dataclass(frozen=True, eq=False)
 class ModulePart:
-    """A module of the block: its class, and its children in their order."""
+    """A module of the block, its class, and its children in their order."""
 
     path: str
     kind: type
-    children: tuple[tuple[str, str | None], ...]  # name -> path, None for an empty place
+    children: tuple[tuple[str, str | None], ...]  # name and path; None: the child is None
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What a dictionary has at a key. Of a module's tables, or `holder`."""
+    """The value of a key in one of a module's TABLES, or in the dictionary `holder`."""
 
-    path: str | None  # of the module, None for another dictionary
-    table: str  # one of TABLES, "" for another dictionary
+    path: str | None  # of the module; None: see holder
+    table: str  # one of TABLES; "": see holder
     holder: dict[str, Any] | None
     key: str
     value: Any  # ABSENT, PRESENT, or the object
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """What a list, dictionary, set or deque holds, in its order."""
+    """The items of a list, dictionary, set or deque, in its order."""
 
     container: Any
     values: tuple[Any, ...]
@@ -63,7 +63,7 @@ class Items:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """The class of an object that is no module of the block."""
+    """The class of an object that is not a module of the block."""
 
     thing: Any
     kind: type
@@ -73,7 +73,7 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class ClassNames:
-    """What names mean to a class, its bases included."""
+    """What a class has under some names, including what it inherits."""
 
     kind: type
     names: dict[str, Any]
@@ -93,7 +93,7 @@ class FunctionFact:
 
 @dataclass(frozen=True, eq=False)
 class ClosureCell:
-    """What a free variable of a function that ran holds."""
+    """The value of a free variable of a function that ran."""
 
     cell: types.CellType
     contents: Any
@@ -101,7 +101,7 @@ class ClosureCell:
 
 
 class Name(NamedTuple):
-    """Where a tensor of the block stands."""
+    """Where a tensor of the block is found."""
 
     path: str  # of its module
     table: str
@@ -110,7 +110,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tie:
-    """Two names of one tensor."""
+    """Two names of one tensor, which have to stay names of one tensor."""
 
     one: Name
     other: Name
@@ -126,14 +126,14 @@ class Facts:
     classes: tuple[ClassNames, ...] = ()
     functions: tuple[FunctionFact, ...] = ()
     cells: tuple[ClosureCell, ...] = ()
-    modes: frozenset[str] = frozenset()  # what the code asks: see `MODES` in depending
+    modes: frozenset[str] = frozenset()  # modes the code asks about: see MODES in questions_asked
     ties: tuple[Tie, ...] = ()
     asks_sizes: bool = True  # whether the code may ask how large a tensor is
-    switched: tuple[str, ...] = ()  # paths of the modules whose training mode was read
+    switched: tuple[str, ...] = ()  # paths of the modules whose training mode is read
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What a user would call them."""
+        """The facts in words."""
         groups = (self.entries, self.items, self.classes, self.functions, self.cells)
         named = [fact.what for group in groups for fact in group]
         named += [f"mode: {mode}" for mode in sorted(self.modes)]
@@ -141,7 +141,7 @@ class Facts:
 
 
 class Observed:
-    """What facts about things other than the block's modules are at this moment."""
+    """The present values of all facts that are not about the block's modules."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -160,7 +160,7 @@ class Observed:
             yield cell.what, contents_of(cell.cell)
 
     def changed(self) -> str:
-        """The first that is not what it was, in words."""
+        """The first fact whose value has changed, in words; "" if there is none."""
         for (what, now), (_, before) in zip(self._values(), self._before, strict=True):
             same = now is before
             if isinstance(now, tuple) and isinstance(before, tuple):
@@ -180,7 +180,7 @@ def contents_of(cell: types.CellType) -> Any:
 
 
 def looked_up(kind: type, name: str) -> Any:
-    """What a class has under a name, without calling anything; ABSENT if nothing."""
+    """What a class has under a name, found without calling anything; ABSENT if nothing."""
     for base in kind.__mro__:
         if name in base.__dict__:
             return base.__dict__[name]
@@ -188,14 +188,14 @@ def looked_up(kind: type, name: str) -> Any:
 
 
 def meaning(kind: type, name: str) -> Any:
-    """`looked_up`, with INHERITED for methods that nn.Module itself has."""
+    """`looked_up`, but INHERITED for anything that comes from nn.Module itself."""
     found = looked_up(kind, name)
     own = nn.Module.__dict__.get(name, ABSENT)
     return INHERITED if found is own and own is not ABSENT else found
 
 
 def items_of(container: Any) -> tuple[Any, ...]:
-    """A container's contents as one tuple; a dictionary's keys and values in turn."""
+    """A container's items as one tuple; for a dictionary, keys and values in turn."""
     if isinstance(container, dict):
         return tuple(thing for pair in container.items() for thing in pair)
     return tuple(container)

@@ -1,8 +1,8 @@
-"""Whether a welded module still is what its block was read from.
+"""Guards a welded module: checks at every call that the facts of its block still hold.
 
-`Guard.of(module, facts)` keeps what the module was found to depend on. `holds` compares all of it
-at every call: by address in C, and where that says no, by value here, which also finds the words.
-A change that leaves every value equal (a float replaced by the same float) counts as none.
+In: a module and the facts it depends on. Out: `Guard.holds`, and the change in words. Facts are
+compared by address in C. If that fails, they are compared by value here, which also finds the words
+for the change. Replacing a value by an equal one (a float by the same float) is not a change.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from torchweld.welds.guarding.facts import (
 from torchweld.welds.guarding.welded_structure import BACKWARD_HOOKS, HOOKS, inside, steps_of
 from torchweld.welds.marks import plain_class
 
-# Compared by value: they cannot change themselves, and equal ones do the same.
+# Compared by value: they are immutable, and equal values behave alike.
 _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size),
     *(torch.layout, torch.memory_format, range, slice),
 )
-# As C knows them: Expect in csrc/watch.h.
+# The same numbers as in `Expect` in watch.h.
 _VALUE, _ABSENT, _TENSOR, _TIED = range(4)
 
 
 class Guard:
-    """Facts about one welded module. It holds no reference to the module itself."""
+    """The facts of one welded module. A guard holds no reference to the module itself."""
 
     def __init__(self, module: nn.Module, facts: Facts) -> None:
         self.facts = facts
-        # Weakly: a child that its user has replaced is not to stay in memory on our account.
+        # Weak references, so that a child that the user has replaced does not stay in memory.
         self._parts = [
             (part, None if not part.path else weakref.ref(found))
             for part in facts.parts
             if (found := inside(module, steps_of(part.path))) is not None
         ]
-        self.watch: Any = None  # the same in C, once it has held
+        self.watch: Any = None  # the comparison in C, once all facts have held
 
     def holds(self, module: nn.Module, training: bool, gradients: bool) -> bool:
-        """Whether everything is as it was, hooks inside included."""
+        """Whether all facts still hold, and no module inside has hooks."""
         watch = self.watch
         if watch is not None and watch.holds(module, training, gradients):
             return True
         fresh = self._made_watch(module)
-        # After it was made, so that what changes in between is met at the next call.
+        # Compared after the watch was made, so that the next call finds a change in between.
         if self.changed(module) or self.hooked(module, gradients):
             return False
         if self.switched(module, training):
@@ -70,16 +70,16 @@ class Guard:
         return True
 
     def let_go(self) -> None:
-        """Forgets the objects that C compares, which include what users may have replaced."""
+        """Drops the objects that C compares; the user may have replaced some of them."""
         self.watch = None
 
     def switched(self, module: nn.Module, training: bool) -> bool:
-        """Whether a module inside, whose mode was read, is in another mode."""
+        """Whether a module inside whose training mode is read is in the other mode."""
         found = (inside(module, steps_of(path)) for path in self.facts.switched)
         return any(inner is None or inner.training is not training for inner in found)
 
     def _made_watch(self, module: nn.Module) -> Any:
-        """What C compares: the very objects that are there now."""
+        """The comparison in C, made of the objects that are in place now."""
         if ops.compiled is None:
             return None
         numbers = {part.path: i for i, (part, _) in enumerate(self._parts)}
@@ -95,10 +95,10 @@ class Guard:
             fact.kind for fact in self.facts.classes
         )
         for kind in kinds:
-            getattr(kind, "forward", None)  # a lookup gives the class a version, if it has none
+            getattr(kind, "forward", None)  # a lookup gives the class a version tag if it has none
         facts = self.facts
         functions = [fact.function for fact in facts.functions]
-        # The dictionaries in which tensors are looked up: another one is bound anew.
+        # The dictionaries in which tensors are looked up must stay the same objects too.
         tables = {(e.path, e.table): None for e in facts.entries if e.value is PRESENT}
         holders = [Entry(path, "__dict__", None, table, None, "") for path, table in tables]
         return ops.compiled.Watch(
@@ -114,10 +114,10 @@ class Guard:
             [(fact.cell, None) for fact in facts.cells],
         )
 
-    # ---- in words ----
+    # ---- changes in words ----
 
     def changed(self, module: nn.Module) -> str | None:
-        """What was done to the module, or to what it depends on, since; None if nothing."""
+        """The first change of the module, or of something it depends on, in words; None if none."""
         return next(self._changes(module), None)
 
     def _changes(self, module: nn.Module) -> Iterator[str]:
@@ -134,7 +134,7 @@ class Guard:
         yield from self._changed_entries(None, module)
         for tie in self.facts.ties:
             if _tensor_at(module, tie.one) is not _tensor_at(module, tie.other):
-                yield f"{_owned(tie.what)} was tied, and is no longer"
+                yield f"{_owned(tie.what)} is no longer tied"
         for kind in self.facts.kinds:
             if type(kind.thing) is not kind.kind:
                 yield f"{_owned(kind.what)} became a {type(kind.thing).__name__}"
@@ -147,9 +147,9 @@ class Guard:
         for one in self.facts.functions:
             code, defaults = one.function.__code__, one.function.__defaults__
             if code is not one.code or not _same_defaults(defaults, one.defaults):
-                yield f"{one.what} has other code or defaults"
+                yield f"{one.what} has different code or defaults"
             elif one.function.__kwdefaults__ is not one.kwdefaults:
-                yield f"{one.what} has other defaults"
+                yield f"{one.what} has different defaults"
         for cell in self.facts.cells:
             if not _same(contents_of(cell.cell), cell.contents):
                 yield f"{cell.what}, was changed"
@@ -163,7 +163,7 @@ class Guard:
                     yield f"{_owned(entry.what)} was changed"
 
     def hooked(self, module: nn.Module, gradients: bool) -> str | None:
-        """Which of the modules inside has hooks that are to be called, in words, or None."""
+        """The first module inside with hooks that would run, in words; None if there is none."""
         for part, ref in self._parts:
             found = None if ref is None else ref()
             for kind in (*HOOKS, *BACKWARD_HOOKS[: 2 * gradients]):
@@ -184,10 +184,10 @@ def _changed_part(
         return f"{name} became a {type(found).__name__}"
     children = [key for key, _ in part.children]
     if list(found._modules) != children:
-        return f"{name} has other children ({', '.join(found._modules) or 'none'})"
+        return f"{name} has different children ({', '.join(found._modules) or 'none'})"
     empty = [key for key, path in part.children if path is None]
     filled = [key for key in empty if found._modules[key] is not None]
-    return f"{name}.{filled[0]} is there now" if filled else None
+    return f"{name}.{filled[0]} is no longer None" if filled else None
 
 
 def _found(entry: Entry, module: nn.Module) -> Any:
@@ -201,7 +201,7 @@ def _found(entry: Entry, module: nn.Module) -> Any:
 
 
 def _entry(fact: Entry, numbers: dict[str, int], module: nn.Module) -> tuple[Any, ...]:
-    """As C takes it: module, table, dictionary, key, what is expected, value."""
+    """An entry for C: module, table, dictionary, key, what is expected, value."""
     expect = _ABSENT if fact.value is ABSENT else _TENSOR if fact.value is PRESENT else _VALUE
     number = -1 if fact.path is None else numbers[fact.path]
     table = TABLES.index(fact.table) if fact.table else 0
@@ -221,7 +221,7 @@ def _tensor_at(module: nn.Module, name: Name) -> Any:
 
 
 def _owned(what: str) -> str:
-    """ "its act", "up's negative_slope", "global SCALE of model" for what is named so."""
+    """ "its act" or "up's negative_slope"; a name with spaces, "global SCALE of model", stays."""
     if " " in what:
         return what
     owner, _, name = what.rpartition(".")
@@ -242,7 +242,7 @@ def _same(now: Any, before: Any) -> bool:
     if isinstance(now, tuple) and type(now) is tuple:
         return len(now) == len(before) and all(map(_same, now, before))
     if isinstance(now, (float, complex)):
-        return repr(now) == repr(before)  # which tells -0.0 from 0.0, and NaN is NaN
+        return repr(now) == repr(before)  # repr tells -0.0 from 0.0, and NaN equals NaN
     return type(now) in _PLAIN and bool(now == before)
 
 

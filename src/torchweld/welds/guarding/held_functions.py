@@ -1,4 +1,4 @@
-"""Functions of Python in whatever holds them: methods, properties, wrappers, partials."""
+"""Finds Python functions in the objects that hold them: methods, properties, wrappers, partials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_function(value: Any) -> bool:
 
 
 def functions_in(value: Any, seen: set[int] | None = None) -> list[types.FunctionType]:
-    """Functions of Python in a function, method, property or wrapper."""
+    """All Python functions in a function, method, property or wrapper."""
     seen = set() if seen is None else seen
     if id(value) in seen:
         return []
@@ -46,13 +46,13 @@ def functions_in(value: Any, seen: set[int] | None = None) -> list[types.Functio
 
 
 def is_installed_cache(value: Any) -> bool:
-    """A cached function of an installed package: which version it is, what hardware there is."""
+    """Whether it is a cached function of an installed package, such as a check for hardware."""
     code = getattr(getattr(value, "__wrapped__", None), "__code__", None)
     return code is not None and is_installed(code.co_filename)
 
 
 def homes(kind: type, code: types.CodeType) -> list[tuple[type, str]]:
-    """Where in a class and its bases a function with this code stands."""
+    """Where a class and its bases have a function with this code: (class, name)."""
 
     def is_it(value: Any) -> bool:
         return is_function(value) and any(f.__code__ is code for f in functions_in(value))

@@ -1,7 +1,8 @@
-"""What a model's own code asks about a call: modes, layouts, sizes.
+"""Finds what a model's code asks about a call: modes, layouts, sizes.
 
-What is asked has to be the same in every call that is served; what no two calls have in common
-refuses the module.
+In: the code that ran. Out: the modes it asks about, which a weld requires to be as recorded in
+every call, and whether it asks for sizes. A module is refused if it asks for something that may
+differ from call to call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torchweld.welds.guarding.bytecode_names import line_of, names_of
 from torchweld.welds.guarding.executed_code import is_users
 from torchweld.welds.refusal_reasons import Refused, place_of_line
 
-# What code may ask about a call besides its shapes: name in the code -> what has to be the same.
+# What code may ask about a call besides shapes: name in the code -> mode that must be the same.
 MODES = {
     "is_grad_enabled": "grad",
     "is_inference_mode_enabled": "inference",
@@ -36,7 +37,7 @@ MODES = {
     "is_autocast_cpu_enabled": "autocast",
     "is_autocast_cache_enabled": "autocast",
 }
-# What no call has in common with another.
+# May differ from call to call, or cannot be compared.
 _UNKNOWABLE = {
     *("data_ptr", "untyped_storage", "storage", "_typed_storage", "_version", "_base", "_cdata"),
     *("_is_view", "const_data_ptr", "get_rng_state", "initial_seed", "default_generator"),
@@ -52,7 +53,7 @@ _UNKNOWABLE = {
     *("current_thread", "get_ident", "getpid"),
 }
 
-# By these a tensor tells how large it is. What takes parts of it shows in the graph.
+# Names by which code learns how large a tensor is. Ops that take parts of it are in the graph.
 _SIZES = frozenset(
     [
         *("shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "nbytes", "len"),
@@ -66,11 +67,11 @@ _SIZES = frozenset(
         *("cat", "concat", "atleast_1d", "atleast_2d", "atleast_3d", "squeeze_", "t_", "set_"),
     ]
 )
-# Of torch.nn.modules: they do the same to every row.
+# Files of torch.nn.modules whose modules treat every row alike.
 _SIZELESS_MODULES = ("linear.py", "activation.py", "container.py", "dropout.py")
 
 
-# Ways to go through all tensors of a module, so that one more would count.
+# Ways to go through all tensors of a module; an added tensor would change the result.
 TABLES_OF_TENSORS = frozenset(
     [
         *("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"),
@@ -80,13 +81,13 @@ TABLES_OF_TENSORS = frozenset(
 
 
 def asked_modes(codes: Iterable[CodeType], called: frozenset[str]) -> frozenset[str]:
-    """Values of `MODES`; Refused if something is asked that calls do not share.
+    """Values of `MODES` that code asks about; Refused if it asks for what may differ.
 
-    `called` are C functions by their own names, under whatever name the code knows them.
+    `called` are the real names of the C functions called, whatever the code calls them.
     """
     modes = {MODES[name] for name in called if name in MODES}
     for name in sorted(called & _UNKNOWABLE):
-        raise Refused(f"asks for {name}, which no two calls share")
+        raise Refused(f"asks for {name}, which can differ by call")
     for code in codes:
         if not is_users(code.co_filename):
             continue
@@ -100,13 +101,13 @@ def asked_modes(codes: Iterable[CodeType], called: frozenset[str]) -> frozenset[
         if names.passes_getattr:
             raise Refused("reads attributes by computed names", where=_place(code, "getattr"))
         for name in sorted(asked & _UNKNOWABLE):
-            raise Refused(f"asks for {name}, which no two calls share", where=_place(code, name))
+            raise Refused(f"asks for {name}, which can differ by call", where=_place(code, name))
         modes |= {MODES[name] for name in asked if name in MODES}
     return frozenset(modes)
 
 
 def asks_sizes(codes: Iterable[CodeType], called: frozenset[str]) -> bool:
-    """Whether code may ask how large a tensor is, or arrange it otherwise."""
+    """Whether code may ask how large a tensor is, or rearrange it."""
     if called & _SIZES:
         return True
     for code in codes:
@@ -115,7 +116,7 @@ def asks_sizes(codes: Iterable[CodeType], called: frozenset[str]) -> bool:
             if _SIZES & (names.read | set(names.globals)):
                 return True
         elif os.path.basename(code.co_filename) not in _SIZELESS_MODULES:
-            return True  # nn.Flatten, say, which does nothing to two dimensions
+            return True  # for example nn.Flatten, which leaves two dimensions as they are
     return False
 
 

@@ -1,9 +1,10 @@
-"""For which sizes of its argument a module computes the same: proved with symbols for sizes.
+"""Proves for which sizes of its argument a module computes the same, with symbols for sizes.
 
-A module was traced on the sizes it was called with. Here it runs once more on a fake tensor whose
-leading sizes are symbols that stand for 2, 3, 4, … If no branch asked for more than that, no number
-was made of a size, and the result has the argument's rows, then every size gives the same graph. A
-size of 1 is its own case: torch and models treat it apart.
+In: a module, a recorded call, and a pattern of leading sizes. Out: whether all such sizes compute
+the same. The module was traced on the sizes of its calls. Here it runs once more on a fake tensor
+whose leading sizes are symbols for any of 2, 3, 4, … Every size gives the same graph if no branch
+asked for more than that, no size was used as a number, and the result has the argument's rows. A
+size of 1 is a case of its own, because torch and models treat it differently.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from torchweld.welds.tracing.forward_trace import (
     tensor_specs,
 )
 
-# Leading dimensions of which every pattern of ones is tried; beyond, only those that were met.
+# Up to this many leading dimensions every pattern of ones is tried; else only recorded ones.
 MOST_PATTERNS_DIMS = 2
-# Sizes that a condition between sizes is tried on.
+# Sizes on which a condition between sizes is tried.
 _SIZES = (2, 3, 4, 5, 7, 8, 16, 100, 1000)
-# A size that is no power of two and no usual width.
+# Sizes that are neither a power of two nor a usual width.
 _HINTS = (7, 11, 13, 17, 19, 23)
 
 
@@ -47,7 +48,7 @@ ANY_DIMS = "*"  # in place of a pattern: any number of dimensions, of any sizes
 
 
 def pattern_of(leading: tuple[int, ...]) -> str:
-    """`"n1"` for leading sizes 8 × 1; nothing is proved about empty tensors."""
+    """The pattern of ones, `"n1"` for sizes 8 × 1; nothing is proved about empty tensors."""
     return "".join("1" if size == 1 else "n" for size in leading)
 
 
@@ -57,7 +58,7 @@ def example_sizes(pattern: str) -> list[int]:
 
 
 def patterns_to_try(shapes: list[tuple[int, ...]]) -> list[str]:
-    """For leading shapes of one number of dimensions."""
+    """The patterns to prove for leading shapes that have the same number of dimensions."""
     dims = len(shapes[0])
     if dims <= MOST_PATTERNS_DIMS:
         return ["".join(ones) for ones in itertools.product("n1", repeat=dims)]
@@ -67,7 +68,7 @@ def patterns_to_try(shapes: list[tuple[int, ...]]) -> list[str]:
 def same_for_all_sizes(
     module: nn.Module, signature: Signature, argument: str, pattern: str, out_features: int
 ) -> bool:
-    """Whether calls whose leading sizes have this pattern of ones all compute the same."""
+    """Whether all calls whose leading sizes have this pattern of ones compute the same."""
     env, watch = ShapeEnv(duck_shape=False), _SizeWatch()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     try:
@@ -84,7 +85,7 @@ def same_for_all_sizes(
     except Exception as error:
         if says_nothing(error):
             raise
-        return False  # what does not run on symbols is not proved
+        return False  # nothing is proved if the module does not run on symbols
     finally:
         forget_tensors(fake)
     same_shape = isinstance(y, Tensor) and [*map(str, y.shape)] == expected
@@ -97,7 +98,7 @@ def same_for_all_sizes(
 
 
 def _symbolic(fake: FakeTensorMode, spec: TensorSpec, pattern: str | None) -> Tensor:
-    """A fake tensor with symbols for all sizes but those of 1, and the last of x."""
+    """A fake tensor with symbols for all sizes except those of 1 and the last size of x."""
     ones = pattern_of(spec.shape) if pattern is None else f"{pattern}1"
     sizes = example_sizes(ones)
     if pattern is not None:
@@ -112,10 +113,10 @@ def _symbolic(fake: FakeTensorMode, spec: TensorSpec, pattern: str | None) -> Te
 
 
 def _always(condition: Any) -> bool:
-    """Whether a condition between sizes of 2 and more always holds.
+    """Whether a condition between sizes holds for all sizes of 2 and more.
 
-    torch asks for some itself: Ne(a*b, a), Ne(Mod(a, a*b), 0). One with a number in it is a
-    branch on that number, whoever asked.
+    torch itself adds some: Ne(a*b, a), Ne(Mod(a, a*b), 0). A condition with a number in it is a
+    branch on that number, whether torch or the model added it.
     """
     numbers = {int(n) for n in condition.atoms(sympy.Integer)}
     if numbers - {-1, 0, 1}:
@@ -127,7 +128,7 @@ def _always(condition: Any) -> bool:
     return True
 
 
-# Ops that take sizes to arrange data. In any other, a size is a number that the result depends on.
+# Ops that use sizes to arrange data. In any other op the result depends on a size's value.
 _ARRANGING = frozenset(
     [
         *("view", "reshape", "_unsafe_view", "_reshape_alias", "expand", "slice", "select"),
@@ -141,7 +142,7 @@ _ARRANGING = frozenset(
 
 
 class _SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices a size that goes into an op as a number, or is written as a text."""
+    """Notices a size that an op uses as a number, or that is written as text."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -170,7 +171,7 @@ _TEXTS = _text_codes()
 
 @contextmanager
 def _watched_texts(watch: _SizeWatch) -> Iterator[None]:
-    """Texts of sizes leave no trace in conditions."""
+    """Notices sizes written as text, which add no condition."""
 
     def event(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code in _TEXTS:

@@ -1,7 +1,7 @@
-"""Where a block is valid: for which calls its module computes the chain, and on what it depends.
+"""Finds where a block is valid: in which calls its module computes the chain, and its facts.
 
-In: a module and the calls that were recorded of it. Out: `Domain`s, which are data, and `Facts`,
-which hold the very objects that were read.
+In: a module and its recorded calls. Out: `Domain`s, which are data, and `Facts`, which hold the
+objects that the module's code read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchweld.welds.tracing.graph_reading import read
 
 
 def kinds_of(signatures: Iterable[Signature]) -> dict[Hashable, Signature]:
-    """Calls that may differ in more than sizes: one of each kind."""
+    """One call of each kind; calls of one kind differ in sizes alone."""
     kinds: dict[Hashable, Signature] = {}
     for signature in signatures:
         arguments = tuple(
@@ -47,7 +47,7 @@ def kinds_of(signatures: Iterable[Signature]) -> dict[Hashable, Signature]:
     return kinds
 
 
-# ---- what the code reads ----
+# ---- facts: what the code reads ----
 
 
 def facts_for(
@@ -57,10 +57,10 @@ def facts_for(
     live: Callable[[nn.Module], nn.Module] = lambda inner: inner,
     kind_of: Callable[[type], type] = lambda kind: kind,
 ) -> Facts:
-    """What the module depends on in such calls; Refused if that cannot be watched.
+    """The facts on which the module depends in these calls; Refused if they cannot be watched.
 
-    The calls run on fake tensors. `module` may be a copy: `live` gives the module that one of the
-    copy stands for, and the facts are about those.
+    The calls run on fake tensors. `module` may be a clone: `live` gives the live module for a
+    module of the clone, and the facts are about live modules.
     """
     calls = list(dict.fromkeys(signatures))
     calls += [replace(one, training=False) for one in calls if one.training]
@@ -77,12 +77,12 @@ def facts_for(
         return facts_of(live(module), ran, names, kind_of)
 
     known = facts()
-    if known.asks_sizes:  # other sizes may take other ways
+    if known.asks_sizes:  # other sizes may take other branches
         more = [one for one in _of_all_sizes(calls) if one not in kinds]
         if len(more) > MOST_SIZES:
-            raise Refused(f"asks for sizes, and was called with more than {MOST_SIZES}")
+            raise Refused(f"asks for sizes, and was called with more than {MOST_SIZES} of them")
         for signature in more:
-            # A size that was made up need not run. Then it is not proved either.
+            # A made-up size may fail to run. Then it is not proved valid either.
             with contextlib.nullcontext() if signature in calls else contextlib.suppress(Refused):
                 found.append(_executed(module, signature))
         known = facts()
@@ -91,13 +91,13 @@ def facts_for(
     return known
 
 
-# Of calls of a module that asks for them.
+# Most sizes in the calls of a module that asks for sizes.
 MOST_SIZES = 128
 
 
 def _executed(module: nn.Module, signature: Signature) -> Executed:
     with traceable(module, signature) as (own, given, _), refusing():
-        called(module, signature, own, given)  # what is done once, such as an import, is done
+        called(module, signature, own, given)  # things done once, such as an import, are done now
         before = [set(vars(tensor)) for tensor in (*own, *given)]
         found = executed(lambda: called(module, signature, own, given))
         stored = stored_names(lambda: called(module, signature, own, given), found.ran)
@@ -110,7 +110,7 @@ def _executed(module: nn.Module, signature: Signature) -> Executed:
 
 
 def _of_all_sizes(calls: Sequence[Signature]) -> list[Signature]:
-    """Every call, and one for each pattern of ones that may be proved."""
+    """Every call, and one call per pattern of ones that may be proved."""
     found = list(calls)
     for signature in kinds_of(calls).values():
         for name, spec in signature.arguments:
@@ -124,13 +124,13 @@ def _of_all_sizes(calls: Sequence[Signature]) -> list[Signature]:
 
 
 def resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    """The same, contiguous, with other sizes."""
+    """The same spec with another shape, contiguous."""
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return replace(spec, shape=shape, stride=strides, contiguous=True)
 
 
 def _check_effects(module: nn.Module, signatures: Iterable[Signature], facts: Facts) -> None:
-    """Refused if a call changes what it depends on: a list it appends to, a counter it keeps."""
+    """Refused if a call changes something it depends on: a list it appends to, a counter."""
     before = Observed(facts)
     for signature in signatures:
         with traceable(module, signature) as (own, given, _), refusing():
@@ -140,21 +140,21 @@ def _check_effects(module: nn.Module, signatures: Iterable[Signature], facts: Fa
 
 
 def _check_modes(module: nn.Module, facts: Facts, signatures: Iterable[Signature]) -> None:
-    """Refused if the code asks what differed between the calls."""
+    """Refused if the code asks for the layout of arguments that were not contiguous."""
     if "layout" in facts.modes:
         specs = [s for one in signatures for _, s in one.arguments if isinstance(s, TensorSpec)]
         if not all(spec.contiguous for spec in specs):
-            reason = "asks how its argument lies in memory, and that was not contiguous"
+            reason = "asks how its argument is laid out in memory, and it was not contiguous"
             raise Refused(reason, where=defined_at(module))
 
 
-# ---- which calls ----
+# ---- domains: which calls are valid ----
 
 
 class Proofs:
-    """What was traced and proved of the modules of a model; what is built alike is looked at once.
+    """Traces and proofs of the modules of a model, shared by modules that are built alike.
 
-    A key says what a module is built like: see `structure_key`.
+    Modules that are built alike have the same key: see `structure_key`.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Proofs:
         self._sizes: dict[Hashable, bool] = {}
 
     def read(self, module: nn.Module, signature: Signature, key: Hashable) -> Chain:
-        """The chain that the graph of a call is, by `key` and the kind of the call."""
+        """The chain of a call, traced once per `key`, which says what module and kind of call."""
         if key not in self._chains:
             try:
                 self._chains[key] = read_chain(module, signature)
@@ -181,7 +181,7 @@ class Proofs:
         facts: Facts,
         key: Hashable,
     ) -> tuple[Domain, ...]:
-        """The calls that were seen, and those of other sizes that provably compute the chain."""
+        """The recorded calls, and calls of other sizes that provably compute the chain."""
         found: list[Domain] = []
         free = type(module) is nn.Linear or (chain.sizeless and not facts.asks_sizes)
         for group in _by_arguments(signatures, chain.argument).values():
@@ -197,7 +197,7 @@ class Proofs:
                 if self._any_size(module, group[0], chain, pattern, pattern in seen, key)
             ]
             found += [Domain(ones=pattern, beside=beside, nones=nones) for pattern in proved]
-            # Where sizes matter: these very sizes, of whatever was given.
+            # If sizes matter, exactly these sizes are valid, of all arguments given.
             exact: dict[tuple[str, tuple[Beside, ...]], list[tuple[int, ...]]] = {}
             for one, shape in zip(group, shapes, strict=True):
                 pattern, given = pattern_of(shape), _beside(one, chain.argument, exact=True)
@@ -217,7 +217,7 @@ class Proofs:
         seen: bool,
         key: Hashable,
     ) -> bool:
-        """Whether all calls with this pattern of ones compute the chain; `seen`: one does."""
+        """Whether all calls with this pattern compute the chain; `seen`: one was recorded."""
         (kind,) = kinds_of([signature])
         about = (key, kind, pattern, _beside(signature, chain.argument))
         if about not in self._sizes:
@@ -229,7 +229,7 @@ class Proofs:
     def _computes(
         self, module: nn.Module, signature: Signature, chain: Chain, pattern: str, about: Hashable
     ) -> bool:
-        """Whether a call with this pattern of ones, made up, computes the chain."""
+        """Whether a made-up call with this pattern of ones computes the chain."""
         x = _x_of(signature, chain.argument)
         made_up = resized(x, (*example_sizes(pattern), x.shape[-1]))
         arguments = tuple(
@@ -244,7 +244,7 @@ class Proofs:
 
 
 def read_chain(module: nn.Module, signature: Signature) -> Chain:
-    """What the graph of one call says."""
+    """The chain that one call computes, by its graph."""
     traced = trace(module, signature)
     try:
         chain = replace(as_chain(read(traced)), sizeless=traced.sizeless)
@@ -255,7 +255,7 @@ def read_chain(module: nn.Module, signature: Signature) -> Chain:
     except Refused as refused:
         refused.multiplies = traced.multiplies
         raise
-    except Exception as error:  # a graph that the reader was not written for
+    except Exception as error:  # a graph the reader was not written for
         if says_nothing(error):
             raise
         odd = Refused(f"its graph cannot be read: {first_line(error)}", "", defined_at(module))
@@ -272,7 +272,7 @@ def _x_of(signature: Signature, argument: str) -> TensorSpec:
 def _by_arguments(
     signatures: Sequence[Signature], argument: str
 ) -> dict[Hashable, list[Signature]]:
-    """Calls that gave the same kinds of arguments, in the same modes."""
+    """Calls grouped by the kinds of their arguments and by their modes."""
     found: dict[Hashable, list[Signature]] = {}
     for one in signatures:
         dims = len(_x_of(one, argument).shape)
@@ -296,7 +296,7 @@ def _beside(signature: Signature, argument: str, *, exact: bool = False) -> tupl
 
 
 def _nones(module: nn.Module, signature: Signature) -> tuple[str, ...]:
-    """Arguments that were given as None and would have been something else."""
+    """Arguments given as None whose default is not None."""
     own = forward_signature(module)
     parameters = {} if own is None else own.parameters
     return tuple(

@@ -1,11 +1,11 @@
-"""How a welded module is built, for graphs that are exported or traced.
+"""Compares how a welded module is built, for graphs that are exported or traced.
 
-`Structure.of(module, covers)` looks at a module and at the modules inside it whose calls a fused op
-leaves out: of which class they are, with which attributes. `differs` tells whether they are so
-still, in a form that torch.export can follow. Calls are decided by the guard (`guard.py`), which
-knows what the code really reads.
+`Structure.of(module, covers)` notes the classes and attributes of a module, and of the modules
+inside it that a fused op does not call. `differs` tells whether they have changed, in a form that
+torch.export can follow. Eager calls are decided by the guard (`guard.py`), which knows what the
+code really reads.
 
-A `Structure` goes through pickle and deepcopy together with its module.
+A `Structure` is pickled and deep-copied together with its module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
-# Not attributes in the sense of this module: read at every call, or none of the block's business.
+# Not compared as attributes: they are read at every call, or do not matter to a block.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) | {KEY, PLAN_KEY, "forward", "_compiled_call_impl"}
 _CONSTANTS = (int, float, bool, str, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -34,7 +34,7 @@ def steps_of(path: str) -> tuple[str, ...]:
 
 
 def inside(module: nn.Module, steps: Iterable[str]) -> nn.Module | None:
-    """The module at a path, or None."""
+    """The module at a path inside a module; None if there is none."""
     found: nn.Module | None = module
     for step in steps:
         if found is None:
@@ -44,11 +44,11 @@ def inside(module: nn.Module, steps: Iterable[str]) -> nn.Module | None:
 
 
 class WeldedPart:
-    """One module as it was: the welded one (path "") or one inside it."""
+    """The welded module (path "") or a module inside it, as it was when welded."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         kind = plain_class(type(module))
-        # A Linear computes from its parameters alone; tools that resize them set its attributes.
+        # A Linear computes with its parameters alone; tools that resize them set its attributes.
         own = {} if kind is nn.Linear else module.__dict__
         attributes = {key: value for key, value in own.items() if key not in _BOOKKEEPING}
         self.__setstate__((path, kind, attributes, module))
@@ -60,19 +60,19 @@ class WeldedPart:
         self.path, self.kind, self.attributes, module = state
         self.steps = steps_of(self.path)
         self.forward = self.kind.forward  # type: ignore[attr-defined]
-        # Weakly: a child that its user has replaced is not to stay in memory on our account.
+        # A weak reference, so that a child that the user has replaced does not stay in memory.
         self.ref = weakref.ref(module) if module is not None else _nothing
-        # What a compiler can compare, and guard.
+        # Attributes that a compiler can compare and guard.
         items = self.attributes.items()
         self.constants = tuple((k, v) for k, v in items if type(v) in _CONSTANTS)
         self.functions = tuple((k, v) for k, v in items if isinstance(v, _FUNCTIONS))
 
     def differs(self, module: nn.Module | None) -> bool:
-        """Whether it is built otherwise, or hooked, given the module at its path now."""
+        """Whether `module`, now at the path, is built differently or has hooks."""
         if module is None or plain_class(type(module)) is not self.kind:
             return True
         own = module.__dict__
-        # Asked as an attribute too: a look into `own` alone leaves no guard against one set later.
+        # Also asked as an attribute: `own` alone makes no guard against a forward set later.
         ordinary = isinstance(module.forward, types.MethodType) and "forward" not in own
         if self.path and (not ordinary or _any_hook(own)):
             return True
@@ -86,7 +86,7 @@ class WeldedPart:
 
 
 def _nothing() -> None:
-    """A weak reference to a module that is gone."""
+    """Replaces the weak reference to a module that is gone."""
 
 
 def _any_hook(own: dict[str, Any]) -> bool:
@@ -97,14 +97,14 @@ def _any_hook(own: dict[str, Any]) -> bool:
 
 
 class Structure:
-    """A module and the modules inside it that a fused op does not call."""
+    """How a module and the modules inside it that a fused op does not call are built."""
 
     def __init__(self, parts: Sequence[WeldedPart]) -> None:
         self.parts = tuple(parts)
 
     @staticmethod
     def of(module: nn.Module, covers: Iterable[str]) -> Structure:
-        """`covers` are paths relative to the module's; a path that leads nowhere is left out."""
+        """`covers` are paths relative to the module; a path without a module is left out."""
         paths = dict.fromkeys(["", *covers])
         found = [(path, inside(module, steps_of(path))) for path in paths]
         return Structure([WeldedPart(path, part) for path, part in found if part is not None])
@@ -115,7 +115,7 @@ class Structure:
         return [float(part.attributes.get("p", 0.0)) for part in dropping]
 
     def differs(self, module: nn.Module) -> bool:
-        """Whether anything was done to it, as far as a compiler can see."""
+        """Whether the module has changed, as far as a compiler can see."""
         for part in self.parts:  # noqa: SIM110
             if part.differs(inside(module, part.steps)):
                 return True
@@ -123,6 +123,6 @@ class Structure:
 
 
 def release(module: nn.Module) -> None:
-    """Gives a welded module its own class and `__dict__` back."""
+    """Restores the class and the `__dict__` of a welded module."""
     object.__setattr__(module, "__class__", plain_class(type(module)))
     module.__dict__.pop(KEY, None)

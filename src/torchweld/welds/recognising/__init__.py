@@ -1,1 +1,1 @@
-"""Reads a traced graph as a chain of layers."""
+"""Recognises a module's result as a chain of layers."""

@@ -1,8 +1,9 @@
-"""Which activation an elementwise expression is, found by what it computes.
+"""Finds the activation that an elementwise expression computes, by its values.
 
-An expression of one variable is evaluated in float64 on points from 1e-8 to 1e12 on both sides of
-zero and held against each activation there is. So eight ops that spell gelu, `x * sigmoid(x)` and
-`relu(x) ** 2` need no patterns, and a clamp at 7 or a constant with four digits is not overlooked.
+In: an expression of one variable, or of a gate and an up. Out: a `Match`, or None. The expression
+is evaluated in float64 on points from 1e-8 to 1e12 on both sides of zero, and compared with every
+activation. So eight ops that spell out gelu, `x * sigmoid(x)` and `relu(x) ** 2` need no patterns,
+and a clamp at 7 or a constant with four digits is not overlooked.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from torchweld.core.activations import ACTIVATIONS, format_activation
 from torchweld.welds.refusal_reasons import op_name
 from torchweld.welds.tracing.graph_values import EXPRESSION, Apply, Expression, Half, nodes
 
-MOST_NUMBERS = 12  # of a formula, whose neighbourhood is looked at
+MOST_NUMBERS = 12  # of a formula around which points are tried
 Function = Callable[[Tensor], Tensor]
 
-# Written out with constants of ten digits, gelu_tanh is off by 1e-11: closer than float32 can tell.
-# In float64 that is another function.
+# gelu_tanh written out with constants of ten digits is off by 1e-11. float32 cannot show that; in
+# float64 it is a different function.
 _TOLERANCE = {torch.float64: 1e-14}
 _USUAL_TOLERANCE = 3e-8
 _WIDE: Any = {"dtype": torch.float64, "device": "cpu"}
-# exp(80) squared is still a float32; beyond, written-out formulas overflow where fused ones do not.
+# exp(80) still fits into float32. Beyond, written-out formulas overflow where fused ones do not.
 _SAFE = 80.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """The expression is `scale · activation(z)`."""
+    """Says that an expression is `scale · activation(z)`."""
 
     activation: str
     parameters: tuple[float, ...]
@@ -44,7 +45,7 @@ class Match:
 
 
 def evaluate(value: Expression, leaves: Mapping[str, Tensor]) -> Tensor:
-    """An expression with numbers for its leaves, given by their texts."""
+    """Evaluates an expression; `leaves` maps the text of each leaf to its values."""
     known: dict[int, Any] = {}
 
     def of(item: Any) -> Any:
@@ -70,13 +71,13 @@ def _points(count: int) -> Tensor:
 
 
 def match_one(value: Expression, leaf: Half, dtype: torch.dtype) -> Match | None:
-    """`value`, which depends on `leaf` alone, as an activation of it."""
+    """Matches `value`, which depends on `leaf` alone, with an activation of it."""
     points = torch.cat([_points(2400), _kinks(value)])
     return _match(lambda z: evaluate(value, {leaf.text: z}), _hints(value), dtype, points)
 
 
 def _kinks(value: Expression) -> Tensor:
-    """Points around the numbers that a formula has, their sums and quotients: where it may bend."""
+    """Points where a formula may bend: near its numbers, their sums, products and quotients."""
     numbers = {
         abs(float(argument))
         for node in nodes(value)
@@ -94,7 +95,7 @@ def _kinks(value: Expression) -> Tensor:
 
 
 def match_gate(value: Expression, gate: Half, up: Half, dtype: torch.dtype) -> Match | None:
-    """`value`, which depends on both, as `scale · activation(gate) · up`."""
+    """Matches `value`, which depends on both, with `scale · activation(gate) · up`."""
     z = _points(480)
     factors = torch.tensor([1.0, -1.0, 0.0, 0.3, -7.5, 60.0, -1e4, 1e7, 1e-6], **_WIDE)
     grid = evaluate(
@@ -131,12 +132,12 @@ def _match(
 
 def _allowed(y: Tensor, z: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     tolerance = _TOLERANCE.get(dtype, _USUAL_TOLERANCE)
-    # The last summand is what 2 * sigmoid(2z) - 1 loses in float64 where z is tiny.
+    # The last term is what 2 * sigmoid(2z) - 1 loses in float64 if z is tiny.
     return abs(scale) * (tolerance * (y.abs() + z.abs().clamp(max=1.0)) + 1e-15)
 
 
 def _scales(function: Function, name: str, parameters: tuple[float, ...]) -> Iterator[float]:
-    """What the activation may have to be multiplied by: what it takes at 1, or nothing at all."""
+    """Factors to try: 1 if the factor at z = 1 is close to 1, then that factor itself."""
     one = torch.ones(1, **_WIDE)
     scale = float(function(one)) / float(ACTIVATIONS[name].apply(one, *parameters))
     if math.isclose(scale, 1.0, rel_tol=1e-6):  # rounded constants inside make it almost 1
@@ -149,7 +150,7 @@ def _scales(function: Function, name: str, parameters: tuple[float, ...]) -> Ite
 def _candidates(
     function: Function, hints: Mapping[str, tuple[float, ...]]
 ) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Every activation, with the parameters that the function would have to have."""
+    """Every activation, with the parameters it would need to equal the function."""
     at = function(torch.tensor([1.0, -1.0, -100.0, 0.0], **_WIDE)).tolist()
     for name, activation in ACTIVATIONS.items():
         if not activation.defaults:
@@ -165,7 +166,7 @@ def _candidates(
 
 
 def _hints(value: Expression) -> dict[str, tuple[float, ...]]:
-    """Parameters as the ops themselves have them: a threshold at 20 cannot be seen in numbers."""
+    """Parameters given to the ops themselves: values do not show a threshold at 20."""
     found: dict[str, tuple[float, ...]] = {}
     for node in nodes(value):
         if isinstance(node, Apply) and op_name(node.op) == "aten.softplus":

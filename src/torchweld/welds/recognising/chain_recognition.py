@@ -1,7 +1,8 @@
-"""A result in normal form, read as a chain of layers; Refused if it is none.
+"""Reads a result in normal form as a chain of layers.
 
-Read from the result back to the argument: an activation or gate over products, their common input,
-and so on. Multipliers are gathered into one at the end, where they commute with all that follows.
+In: a `Normal`. Out: a `Chain`, or `Refused` if it is not a chain. The result is read back to the
+argument: an activation or gate over products, their common input, and so on. Multipliers that
+commute with everything after them are gathered into one at the end.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from torchweld.welds.tracing.graph_values import (
 class Chain:
     """What a module computes: `scale · chain(argument, tensors, forms)`."""
 
-    argument: str
-    forms: tuple[LayerForm, ...]
-    tensors: tuple[str, ...]
+    argument: str  # the parameter of forward that is x
+    forms: tuple[LayerForm, ...]  # one per layer
+    tensors: tuple[str, ...]  # names of the parameters and buffers, in the op's order
     in_features: int
     out_features: int
-    dtype: torch.dtype
-    dropout: tuple[float, ...]  # () or one for each layer: what is done to its output
-    scale: float
+    dtype: torch.dtype  # of the weights and of x
+    dropout: tuple[float, ...]  # () or one per layer: the probability of dropout on its output
+    scale: float  # the output is multiplied by this
     text: str  # the normal form
-    # Whether the graph has nothing but ops that treat every row alike, whatever the sizes are.
+    # Whether all ops of the graph treat every row alike, whatever the sizes are.
     sizeless: bool = field(default=False, compare=False)
 
     @property
@@ -57,7 +58,7 @@ class Chain:
 
 
 class _At(NamedTuple):
-    """What to name if it is in the way."""
+    """The op and the line that a refusal names."""
 
     op: str = ""
     line: str = ""
@@ -73,7 +74,7 @@ class _Input:
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
     form: LayerForm
-    products: tuple[Product, ...]  # the gate's before up's
+    products: tuple[Product, ...]  # the gate's before the up's
     scale: float
     dropout: float
     where: _At  # of the multiplier
@@ -112,7 +113,7 @@ def as_chain(normal: Normal) -> Chain:
 
 
 def _read(normal: Normal, first: bool) -> _Layer | _Input:
-    """The last layer of what is left of a chain, or its input; `first`: it is all of it."""
+    """The last layer of the rest of a chain, or its input; `first`: nothing was read before."""
     peeled = _peel(normal.value)
     value = peeled.value
     if any(isinstance(node, Dropped) for node in nodes(value)):
@@ -148,7 +149,7 @@ class _Peeled(NamedTuple):
 
 
 def _peel(value: Expression) -> _Peeled:
-    """Takes dropout and multiplication by numbers off the outside."""
+    """Takes the outer dropout and multiplications by numbers off an expression."""
     factor, probability, where = 1.0, 0.0, _At()
     while True:
         if isinstance(value, Dropped):
@@ -201,7 +202,7 @@ def _input(peeled: _Peeled, halves: Sequence[Half], first: bool) -> _Input:
 
 
 def _activation(value: Expression, halves: Sequence[Half]) -> tuple[Match, Gate, list[Half]]:
-    """What stands over products: the activation, and, if it is a gate, which of two is the gate."""
+    """The activation over products, how a gate is stored, and the products, gate before up."""
     dtype = halves[0].source.dtype
     if len(halves) == 1 and halves[0].part == "all":
         match = match_one(value, halves[0], dtype)
@@ -230,17 +231,17 @@ def _gate(gate: Half, up: Half, at: _At) -> Gate:
                 return "interleaved"
         raise Refused("a gate in the odd columns, up in the even ones", *at)
     if (gate.part, up.part) != ("all", "all"):
-        raise Refused("gate and up out of halves of different products", *at)
+        raise Refused("gate and up are halves of different products", *at)
     if a.x.text != b.x.text:
         raise Refused("gate and up have different inputs", *at)
     if (a.bias is None) != (b.bias is None):
-        raise Refused("one of gate and up has a bias, the other has none", *at)
+        raise Refused("only one of gate and up has a bias", *at)
     if a.transposed != b.transposed:
         raise Refused("gate and up keep their weights in different orders", *at)
     return "separate"
 
 
-# Arithmetic that any formula has: the other ops say more about it.
+# Arithmetic that any formula has. A refusal names another op if there is one.
 _PLAIN_OPS = ("aten.mul", "aten.add", "aten.sub", "aten.rsub", "aten.div", "aten.neg")
 
 
@@ -253,7 +254,7 @@ def _no_activation(value: Expression, halves: Sequence[Half]) -> Refused:
     applied = [node for node in nodes(value) if isinstance(node, Apply)]
     ops = list(dict.fromkeys(op_name(node.op) for node in applied))
     if not applied:
-        return Refused(f"uses {halves[0].part} of a product's columns only")
+        return Refused(f"uses only the {halves[0].part} half of a product's columns")
     telling = [node for node in applied if op_name(node.op) not in _PLAIN_OPS] or applied
     what = ", ".join(ops[:4]) + (", …" if len(ops) > 4 else "")
     inputs = "a product" if len(halves) == 1 else f"{len(halves)} products or parts of them"
@@ -270,7 +271,7 @@ _DEGREE = {"identity": 1, "relu": 1, "leaky_relu": 1, "relu2": 2}
 
 
 def _gathered(layers: Sequence[_Layer], scale: float, at: _At) -> float:
-    """All multipliers as one of the result."""
+    """Gathers all multipliers into one multiplier of the result."""
     for layer in layers:
         form = layer.form
         if scale != 1.0:

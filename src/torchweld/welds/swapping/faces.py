@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from torchweld.core.untold import untold
 from torchweld.welds.decisions import Decision
 from torchweld.welds.marks import KEY
 from torchweld.welds.swapping.swap import set_face, undo, weld
@@ -28,20 +29,34 @@ class Face:
 
 
 @contextmanager
-def faces(
-    model: nn.Module, modules: Sequence[nn.Module], decisions: Sequence[Sequence[Decision]]
-) -> Iterator[list[Face]]:
-    """The original face and one for each list of decisions; afterwards the original is shown."""
+def faces(model: nn.Module, decisions: Sequence[Sequence[Decision]]) -> Iterator[list[Face]]:
+    """The original face of all modules decided about, and one for each list of decisions.
+
+    Afterwards the original is shown.
+    """
+    paths = dict.fromkeys(decision.block.path for own in decisions for decision in own)
+    modules = [model.get_submodule(path) for path in paths]
     original = Face(modules)
-    found = [original]
+    welded: list[Face] = []
     try:
         for own in decisions:
             original.show()
             weld(model, own)
-            found.append(Face(modules))
-        yield found
+            welded.append(Face(modules))
+        yield [original, *welded]
     finally:
-        for face in found[1:]:
+        for face, own in zip(welded, decisions, strict=False):  # welding may have failed halfway
             face.show()
-            undo(model, [d.block.path for own in decisions[:1] for d in own])
+            undo(model, [decision.block.path for decision in own])
         original.show()
+
+
+@contextmanager
+def both_faces(model: nn.Module, decisions: Sequence[Decision]) -> Iterator[tuple[Face, Face]]:
+    """The model's own face and the welded one, which is shown; afterwards it is unwelded.
+
+    Calls that run the original code are counted and not told: whoever looks at both reports them.
+    """
+    with untold(), faces(model, [decisions]) as (original, welded):
+        welded.show()
+        yield original, welded

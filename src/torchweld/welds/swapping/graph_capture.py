@@ -1,10 +1,11 @@
 """A welded module inside a graph: torch.compile, torch.export, AOTInductor, torch.jit.trace.
 
-The graph gets the op, if the decision has a fused kernel for each of its row ranges: a graph is
-made once for all row counts, so the table cannot be asked. Else it gets the original code. What is
-compiled for this process may read the module's packed copy; what is exported or traced reads the
-weights where they lie, since it may run anywhere. Nothing is kept, counted or warned about while a
-graph is being made, so that a compiler can follow every step, and guards what was looked at.
+The graph gets the op if the decision's backends have it in graphs, for each of the row ranges: a
+graph is made once for all row counts, so the table cannot be asked. Else it gets the original code.
+What is compiled for this process may read the module's packed copy; what is exported or traced
+reads the weights where they lie, since it may run anywhere. Nothing is kept, counted or warned
+about while a graph is being made, so that a compiler can follow every step, and guards what was
+looked at.
 """
 
 from __future__ import annotations

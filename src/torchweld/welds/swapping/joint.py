@@ -12,7 +12,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torchweld.core.blocks import format_spec, parse_spec
 from torchweld.core.errors import BuildError, RefusedError, TorchweldError
 from torchweld.core.texts import clean
 from torchweld.core.undisturbed import Apart
-from torchweld.ops.backends import BACKENDS
+from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, Runner
 from torchweld.ops.packing import new_pack
 from torchweld.welds.decisions import Choice, Decision
@@ -87,6 +88,7 @@ class Joint:
         self.telling = Telling(decision, self.model)
         self.decision = decision
         self.membership = Membership(decision, self.model)
+        self.backends = {c.backend: backend_named(c.backend) for c in decision.choices}
         self.structure = structure
         self.device = device  # the type of it that x has to be on
         self.dtype: torch.dtype = getattr(torch, block.dtype)
@@ -109,7 +111,7 @@ class Joint:
         self.trains = decision.training and seen and not drops_out
         self.pack = new_pack()
         # What a graph holds in place of the pack, if there is to be a packed copy.
-        packed = any(choice.packed and choice.backend == "cpu" for choice in decision.choices)
+        packed = any(c.packed and c.abilities.c_forward for c in decision.choices)
         self.kept: Tensor | None = self.pack.number if packed and self.pack is not None else None
         self.bound: Bound | None = None
         self.watch: Any = None  # the guard in C, for the quick way
@@ -149,7 +151,9 @@ class Joint:
         self.active = not OFF and self._paused == 0
         # Whether a graph may hold the op; a graph serves any number of rows.
         self.recordable = (
-            self.active and ops.compiled is not None and self.decision.natural_for_any_rows
+            self.active
+            and self.decision.in_graphs
+            and not any(backend.unavailable() for backend in self.backends.values())
         )
         self.bound = self.watch = None  # the quick way leads through them
 
@@ -271,10 +275,11 @@ class Joint:
             self._remember(call, False if member is None else member)
             self.count("rows" if member is None else "called apart from its group", x)
             return None
-        if call.training or call.gradients:  # the weights are about to change
+        if choice.packed and (call.training or call.gradients):  # the weights are about to change
             choice = Choice(backend=choice.backend)
+        in_c = self.backends[choice.backend].abilities.c_forward
         try:
-            y = self._compiled(call, choice) if choice.backend == "cpu" else self._ran(call, choice)
+            y = self._compiled(call, choice) if in_c else self._ran(call, choice)
         except RefusedError:
             raise
         except TorchweldError as error:  # a backend's; all others are not ours to judge
@@ -287,13 +292,13 @@ class Joint:
             y = y * block.scale if call.gradients else y.mul_(block.scale)
         checking = self.checking
         if checking is not None:
-            if checking.wanted() and not self._agrees(call, y):
+            if checking.wanted() and not self._agrees(call, choice, y):
                 return None
             if checking.over:
                 self.check(None)
         else:
             stand: Stand | None = None
-            if choice.backend == "cpu" and bound.direct and block.scale == 1.0:
+            if in_c and bound.direct and block.scale == 1.0:
                 stand = bound.packed if choice.packed else bound.natural
             member = self.membership.member(call.module, bound, rows, stand)
             if member is not None or stand is not None:
@@ -316,7 +321,7 @@ class Joint:
             raise BuildError(f"torchweld's kernels are missing: {ops.problem}")
         bound.refresh()
         if choice.packed and torch.is_grad_enabled():
-            with torch.no_grad():  # nothing wants a gradient, or this were no place for a copy
+            with torch.no_grad():  # no gradient is needed here, so a packed copy is safe
                 return compiled_forward(stand, call.x)
         return compiled_forward(stand, call.x)
 
@@ -327,15 +332,16 @@ class Joint:
             or kept[0] != choice
             or any(a is not b for a, b in zip(kept[1], call.tensors, strict=True))
         ):
-            backend = next(b for b in BACKENDS if b.name == choice.backend)
-            block = Form.of("chain", self.forms, call.tensors)
-            kept = choice, call.tensors, backend.build(block, call.tensors, choice.mode)
-            self._runner = kept
+            kept = self._runner = choice, call.tensors, self._build(choice, call.tensors)
         y = kept[2](call.x)
         assert isinstance(y, Tensor)
         return y
 
-    def _agrees(self, call: _Call, y: Tensor) -> bool:
+    def _build(self, choice: Choice, tensors: Sequence[Tensor]) -> Runner:
+        block = Form.of("chain", self.forms, tensors)
+        return self.backends[choice.backend].build(block, tensors, choice.mode)
+
+    def _agrees(self, call: _Call, choice: Choice, y: Tensor) -> bool:
         """Compares with the original; a block that disagrees is welded no longer."""
         base = self.structure.parts[0].kind
         with torch.no_grad():
@@ -347,7 +353,7 @@ class Joint:
                 [t.detach() for t in call.tensors],
                 self.forms,
                 scale=self.decision.block.scale,
-                gradients=call.gradients,
+                gradients_of=partial(self._build, choice) if call.gradients else None,
             )
         self.checked += 1
         if wrong is None:

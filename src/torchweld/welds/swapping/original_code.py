@@ -11,15 +11,14 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchweld.core.texts import clean
+from torchweld.core.untold import is_untold
 from torchweld.welds.decisions import Decision
 from torchweld.welds.guarding.call_modes import remedy_of
 from torchweld.welds.marks import plain_class
@@ -37,22 +36,6 @@ class OriginalCodeWarning(UserWarning):
     """A welded model was called so that it runs its original code."""
 
 
-_untold: ContextVar[bool] = ContextVar("untold", default=False)
-
-
-@contextmanager
-def untold() -> Iterator[None]:
-    """Inside, nothing is said about calls, nor ever about what is welded inside.
-
-    For what runs the original code on purpose, or reports it in its own way.
-    """
-    token = _untold.set(True)
-    try:
-        yield
-    finally:
-        _untold.reset(token)
-
-
 class WeldedModel:
     """What the joints of one welding share; a copy of the model has one of its own."""
 
@@ -65,7 +48,7 @@ class WeldedModel:
 
     @staticmethod
     def of(root: nn.Module) -> WeldedModel:
-        return WeldedModel(plain_class(type(root)).__name__, _untold.get())
+        return WeldedModel(plain_class(type(root)).__name__, is_untold())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WeldedModel, (self.name, self.muted)
@@ -93,7 +76,7 @@ class Telling:
 
     def hear(self, condition: str, x: object, weights: Sequence[Tensor]) -> None:
         """Of a condition that is not done yet."""
-        if self.model.muted or _untold.get():
+        if self.model.muted or is_untold():
             return
         if self.model.fused if condition in _WHOLE else self.fused:
             if condition != "gradients":

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from torchweld.core.blocks import LayerForm, format_spec
+from torchweld.core.blocks import LayerForm
 from torchweld.numerics.rule import check_block, judge, scales_of
-from torchweld.ops.backends import reference_backend
+from torchweld.ops.backends import Runner, reference_backend
 
 
 class Checking:
@@ -50,9 +50,12 @@ def disagreement(
     forms: Sequence[LayerForm],
     *,
     scale: float = 1.0,
-    gradients: bool = False,
+    gradients_of: Callable[[Sequence[Tensor]], Runner] | None = None,
 ) -> str | None:
-    """What is wrong with `welded`, in one sentence, or None. `gradients`: judge the op's too."""
+    """What is wrong with `welded`, in one sentence, or None.
+
+    `gradients_of`: builds the block on given tensors, to judge its gradients too.
+    """
     plain = reference_backend.chain(x, tensors, forms) * scale
     exact = reference_backend.chain(x.double(), [t.double() for t in tensors], forms) * scale
     size = scales_of(x, tensors, forms).outputs[0] * abs(scale)
@@ -62,20 +65,27 @@ def disagreement(
     found = judge(welded, original, exact, size)
     if not found.within:
         return found.reason
-    return _wrong_gradient(x, tensors, forms, original.shape) if gradients else None
+    if gradients_of is None:
+        return None
+    return _wrong_gradient(gradients_of, x, tensors, forms, original.shape)
 
 
 def _wrong_gradient(
-    x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm], shape: torch.Size
+    build: Callable[[Sequence[Tensor]], Runner],
+    x: Tensor,
+    tensors: Sequence[Tensor],
+    forms: Sequence[LayerForm],
+    shape: torch.Size,
 ) -> str | None:
-    spec, draw = format_spec(forms), torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(0)
     grad = torch.randn(shape, generator=draw, dtype=torch.float64).to(x)
 
-    def op(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        y: Tensor = torch.ops.torchweld.chain(x, list(tensors), spec)
+    def run(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        y = build(tensors)(x)
+        assert isinstance(y, Tensor)
         return y
 
-    for name, judged in check_block(op, x, tensors, forms, grads=[grad]).items():
+    for name, judged in check_block(run, x, tensors, forms, grads=[grad]).items():
         if not judged.within:
             return f"{name}: {judged.reason}"
     return None

@@ -19,9 +19,10 @@ from torchweld.core.arguments import check_model, check_number, check_whole, mis
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.undisturbed import Apart
-from torchweld.ops.backends import BACKENDS, Form
+from torchweld.ops.backends import Form, backend_named
+from torchweld.ops.backends.backend import device_of
 from torchweld.welds.decisions import Decision
-from torchweld.welds.found_blocks import Block
+from torchweld.welds.found_blocks import Block, Refusal
 from torchweld.welds.guarding.welded_structure import Structure, inside, release, steps_of
 from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
 from torchweld.welds.refusal_reasons import Refused
@@ -88,10 +89,19 @@ def weld(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
     A block that is welded already is welded anew; others stay as they are. If any decision does not
     fit the model, a TorchweldError lists everything that is wrong, and nothing is changed.
     """
-    with Apart() as apart:  # where no interrupt can leave the tracer halfway
-        prepared = apart(_prepared, _plain_root(model), decisions)
-    _swap(prepared, [])
+    _swap(_all_prepared(_plain_root(model), _listed(decisions)), [])
     return model
+
+
+def _listed(decisions: Iterable[Decision]) -> list[Decision]:
+    allowed = "a list of tw.Decision, as plan.decisions is"
+    if isinstance(decisions, (str, bytes, nn.Module)) or not isinstance(decisions, Iterable):
+        raise misfit("weld", "decisions", decisions, allowed)
+    found = list(decisions)
+    for one in found:
+        if not isinstance(one, Decision):
+            raise misfit("weld", "one of the decisions", one, allowed)
+    return found
 
 
 @all_or_nothing
@@ -102,8 +112,7 @@ def reweld(model: nn.Module, decisions: Iterable[Decision], plan: object = None)
     was welded before, or what is welded now.
     """
     root = _plain_root(model)
-    with Apart() as apart:
-        prepared = apart(_prepared, root, decisions)
+    prepared = _all_prepared(root, decisions)
     named = {id(one.module) for one in prepared}
     others = [m for m in root.modules() if isinstance(m, Welded) and id(m) not in named]
     _refuse_odd(others)
@@ -115,54 +124,63 @@ def reweld(model: nn.Module, decisions: Iterable[Decision], plan: object = None)
     return model
 
 
+def why_not(model: nn.Module, decisions: Iterable[Decision]) -> tuple[Refusal, ...]:
+    """Why `weld` would not carry out decisions, one by one; () if it would. Welds nothing."""
+    with Apart() as apart:  # where no interrupt can leave the tracer halfway
+        _, refused = apart(_prepared, _plain_root(model), decisions)
+    return tuple(refused)
+
+
 class _Prepared(NamedTuple):
     module: nn.Module
     kind: type
     joint: Joint
 
 
-def _prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]:
+def _all_prepared(root: nn.Module, decisions: Iterable[Decision]) -> list[_Prepared]:
     """What is to be welded; raises with everything that is wrong."""
-    prepared: list[_Prepared] = []
-    problems: list[str] = []
-    shared = WeldedModel.of(root)
-    for decision in decisions:
-        found = _prepare(root, decision, shared)
-        if isinstance(found, _Prepared):
-            prepared.append(found)
-        else:
-            problems += [f"{decision.block.path or 'the model'}: {text}" for text in found]
-    paths: dict[int, str] = {}
-    for one in prepared:
-        path = one.joint.decision.block.path
-        if id(one.module) in paths:
-            problems.append(
-                f"{path}: is the same module as {paths[id(one.module)] or 'the model'}; "
-                "decide about it once"
-            )
-        paths[id(one.module)] = path
-    problems += _group_problems(prepared)
-    if problems:
+    with Apart() as apart:
+        prepared, refused = apart(_prepared, root, decisions)
+    if refused:
         raise TorchweldError(
             "nothing was welded, because decisions do not fit the model:",
-            *(f"  {problem}" for problem in problems),
+            *(f"  {one.path or 'the model'}: {one.reason}" for one in refused),
         )
     return prepared
 
 
-def _group_problems(prepared: Sequence[_Prepared]) -> Iterator[str]:
+def _prepared(
+    root: nn.Module, decisions: Iterable[Decision]
+) -> tuple[list[_Prepared], list[Refusal]]:
+    prepared: list[_Prepared] = []
+    refused: list[Refusal] = []
+    paths: dict[int, str] = {}
+    shared = WeldedModel.of(root)
+    for decision in decisions:
+        block, found = decision.block, _prepare(root, decision, shared)
+        if isinstance(found, _Prepared):
+            if (first := paths.get(id(found.module))) is None:
+                paths[id(found.module)] = block.path
+                prepared.append(found)
+                continue
+            found = [f"is the same module as {first or 'the model'}; decide about it once"]
+        refused += [Refusal(path=block.path, kind=block.kind, reason=why) for why in found]
+    return prepared, [*refused, *_unlike_groups(prepared)]
+
+
+def _unlike_groups(prepared: Sequence[_Prepared]) -> Iterator[Refusal]:
     """Members of a group read the same input, so it has to be one that all of them take."""
-    groups: dict[str, list[Joint]] = {}
-    for one in prepared:
-        if one.joint.decision.in_group:
-            groups.setdefault(one.joint.decision.block.group, []).append(one.joint)
-    for name, joints in groups.items():
-        paths = ", ".join(joint.decision.block.path or "the model" for joint in joints)
-        if not name:
-            yield f"{paths}: has a table for its group, but the block names no group"
-        inputs = {(j.decision.block.in_features, j.decision.block.dtype, j.device) for j in joints}
-        if len(inputs) > 1:
-            yield f"{paths}: are one group, but do not take the same input"
+    first: dict[str, Joint] = {}
+    for joint in (one.joint for one in prepared if one.joint.decision.in_group):
+        block = joint.decision.block
+        other = first.setdefault(block.group, joint)
+        if (block.in_features, joint.dtype, joint.device) != (
+            other.decision.block.in_features,
+            other.dtype,
+            other.device,
+        ):
+            reason = f"does not take the input of {other.name}, which is in its group"
+            yield Refusal(path=block.path, kind=block.kind, reason=reason)
 
 
 def _swap(welded: Sequence[_Prepared], undone: Sequence[nn.Module]) -> None:
@@ -197,15 +215,14 @@ def _prepare(root: nn.Module, decision: Decision, shared: WeldedModel) -> _Prepa
     problems += missing or _tensor_problems(tensors, block)
     if problems:
         return problems
-    device = tensors[0].device.type
-    device = "cpu" if device == "meta" else device  # weights that are to come
-    problems = _backend_problems(decision, tensors, torch.device(device))
+    device = device_of(tensors[0])
+    problems = _backend_problems(decision, tensors, device)
     try:
         kind = welded_class(plain_class(type(module)))
         _try_class(module, kind)
         holders = (path.rpartition(".")[0] for path in block.tensors)
         structure = Structure.of(module, filter(None, [*block.covers, *holders]))
-        joint = Joint(decision, structure, device, shared)
+        joint = Joint(decision, structure, device.type, shared)
         joint.watch_over(module, guard_of(module, block))
     except (TypeError, TorchweldError, Refused) as error:
         problems.append(str(error))
@@ -271,10 +288,9 @@ def _backend_problems(
     decision: Decision, tensors: Sequence[Tensor], device: torch.device
 ) -> list[str]:
     shape = Form.of("chain", parse_spec(decision.block.form), tensors)
-    backends = {backend.name: backend for backend in BACKENDS}
     found: dict[str, None] = {}
     for choice in decision.choices:
-        reasons = backends[choice.backend].unsupported_reasons(
+        reasons = backend_named(choice.backend).unsupported_reasons(
             shape, (), tensors[0].dtype, device, choice.mode
         )
         found |= dict.fromkeys(f"backend {choice.backend}: {reason}" for reason in reasons)

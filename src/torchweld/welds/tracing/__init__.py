@@ -1,1 +1,1 @@
-"""Recorded calls and traced graphs of modules."""
+"""Records the calls of modules and traces them to graphs."""

@@ -1,8 +1,9 @@
-"""Runs a model and records how each of its modules is called. Nothing of the inputs is kept.
+"""Runs a model and records how each of its modules is called.
 
-In: a model and workloads. Out: a `RecordedCalls` with, for every module called, the distinct
-`Signature`s (shapes, strides, dtypes, modes, what came out) and how often each was met. Modules are
-watched by shadowing `forward` on the instance: a hook would switch off the fast paths of some.
+In: a model and workloads. Out: `RecordedCalls`. For every module that was called, it has the
+distinct `Signature`s (shapes, strides, dtypes, modes, output) and how often each occurred. No input
+tensor is kept. Modules are watched by shadowing `forward` on the instance, because a hook would
+switch off the fast paths of some modules.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from torchweld.welds.cloning.model_clone import Clone
 from torchweld.welds.refusal_reasons import called_from
 
 _ABSENT = object()
-# Of the calls of one module. A module that decodes with growing masks has a new one at every step.
+# Most signatures kept per module. Decoding with growing masks makes a new one at every step.
 MOST_KINDS = 256
 
 
-# ---- what a call looked like ----
+# ---- the signature of a call ----
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Opaque:
 
 
 def spec_of(value: Any) -> Any:
-    """Hashable; plain values are their own spec."""
+    """A hashable description of an argument or output; a plain value describes itself."""
     if isinstance(value, Tensor):
         if value.is_nested or value.layout != torch.strided or type(value) not in _PLAIN:
             return Opaque(f"{type(value).__name__} ({_odd_kind(value)})")
@@ -97,33 +98,34 @@ def _odd_kind(value: Tensor) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """One way a module was called. `arguments` are those given, by the names forward has."""
+    """One kind of call of a module."""
 
-    arguments: tuple[tuple[str, Any], ...]
-    output: Any
+    arguments: tuple[tuple[str, Any], ...]  # those given: forward's name for it, and its spec
+    output: Any  # the spec of the result
     grad: bool  # whether gradients were enabled
-    training: bool
-    autocast: bool
+    training: bool  # whether the module was in training mode
+    autocast: bool  # whether autocast was enabled on a device of the arguments
     twice: bool = False  # whether one tensor was given as two arguments
 
 
 @dataclass(kw_only=True)
 class SeenModule:
-    """Of one module: its calls, in the order they were first met."""
+    """The recorded calls of one module."""
 
-    path: str
-    order: int  # of its first call among all first calls
+    path: str  # in the model
+    order: int  # position of its first call among the first calls of all modules
     where: str  # the line that first called it
     unreadable: str = ""  # why the arguments of its calls are not known
+    # How often each signature occurred, in the order of first calls.
     counts: dict[Signature, int] = field(default_factory=dict)
-    left_out: int = 0  # calls of kinds beyond the most that are kept
+    left_out: int = 0  # calls not recorded, because there were more than MOST_KINDS signatures
     callers: set[str] = field(default_factory=set)  # paths of the modules that called it
-    # For each argument, which tensors it was, call by call, as one number.
+    # Per argument: one hash of which tensors were given, call by call.
     tensors: dict[str, int] = field(default_factory=dict)
 
     @property
     def filled(self) -> dict[Signature, int]:
-        """Without calls on empty tensors, as an expert has them that no token went to."""
+        """The counts without calls on empty tensors, as of an expert that got no tokens."""
         return {
             signature: count
             for signature, count in self.counts.items()
@@ -133,16 +135,16 @@ class SeenModule:
 
 @dataclass(kw_only=True)
 class RecordedCalls:
-    paths: dict[nn.Module, list[str]]  # every module that could be watched, with all its places
-    seen: dict[nn.Module, SeenModule]
-    calls: list[int]  # of modules, in each run
+    paths: dict[nn.Module, list[str]]  # every module that can be watched, with all its paths
+    seen: dict[nn.Module, SeenModule]  # every module that was called
+    calls: list[int]  # number of module calls, per run
 
 
 # ---- watching ----
 
 
 def places(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Modules that can be watched -> the paths they stand at, in the order of the model."""
+    """All modules that can be watched, each with its paths, in the order of the model."""
     found: dict[nn.Module, list[str]] = {}
 
     def walk(module: nn.Module, path: str, around: tuple[nn.Module, ...]) -> None:
@@ -160,7 +162,7 @@ def places(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def closed_reason(module: nn.Module) -> str:
-    """Why nothing inside this module is looked at, or nothing."""
+    """Why nothing inside this module is analysed; "" if it is analysed."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript"
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
@@ -171,7 +173,7 @@ def closed_reason(module: nn.Module) -> str:
 
 
 def record(model: nn.Module, runs: Sequence[tuple[Callable[[], object], int]]) -> RecordedCalls:
-    """Each of `runs` runs the model, and stands for so many; the modules' calls are recorded."""
+    """Records the modules' calls in `runs`: callables that run the model, each with its count."""
     paths = places(model)
     watch = _CallWatch()
     undo: list[tuple[nn.Module, Any]] = []
@@ -198,9 +200,9 @@ def record(model: nn.Module, runs: Sequence[tuple[Callable[[], object], int]]) -
 class _CallWatch:
     def __init__(self) -> None:
         self.seen: dict[nn.Module, SeenModule] = {}
-        self.count = 1  # what a call counts for
-        self.calls = 0  # in this run
-        self._local = threading.local()  # whose forward is running, thread by thread
+        self.count = 1  # how many times the current run counts
+        self.calls = 0  # in the current run
+        self._local = threading.local()  # the stack of running modules, per thread
         self._tensors = _Tensors()
         self._signatures: dict[Any, inspect.Signature | None] = {}
 
@@ -226,7 +228,7 @@ class _CallWatch:
     def _before(
         self, module: nn.Module, path: str, caller: str, args: Any, kwargs: Any
     ) -> Callable[[Any], None]:
-        """Reads a call that is about to run; the result notes what came out of it."""
+        """Reads the arguments before the call runs; gives a function that notes the result."""
         self.calls += 1
         seen = self.seen.get(module)
         if seen is None:
@@ -265,7 +267,7 @@ class _CallWatch:
         return note
 
     def _bound(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any] | None:
-        """The arguments by the names of forward's parameters; None if some have none."""
+        """The arguments by the names of forward's parameters; None if some have no name."""
         kind = type(module)
         if kind not in self._signatures:
             self._signatures[kind] = forward_signature(module)
@@ -274,7 +276,7 @@ class _CallWatch:
             return None
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # forward itself will say so
+        except TypeError:  # the call of forward will raise it
             return None
         given: dict[str, Any] = {}
         for name, value in bound.arguments.items():
@@ -289,7 +291,7 @@ class _CallWatch:
 
 
 def forward_signature(module: nn.Module) -> inspect.Signature | None:
-    """Of the class's forward, without self."""
+    """The signature of the class's forward, without self."""
     try:
         full = inspect.signature(type(module).forward)
     except (TypeError, ValueError):
@@ -303,7 +305,7 @@ def _autocast(arguments: tuple[tuple[str, Any], ...]) -> bool:
 
 
 class _Tensors:
-    """A number for every tensor met; the same only for the same tensor with the same contents."""
+    """Numbers tensors: the same number only for the same tensor with the same contents."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
@@ -312,7 +314,7 @@ class _Tensors:
     def number(self, tensor: Tensor) -> int:
         version = -1 if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
-        # An id is used again once its tensor is gone.
+        # Python may reuse an id after its tensor is gone.
         if known is not None and known[0]() is tensor and known[1] == version:
             return known[2]
         self._next += 1
@@ -320,12 +322,12 @@ class _Tensors:
         return self._next
 
 
-# ---- what a run has changed ----
+# ---- changes made by a run ----
 
 
 @contextmanager
 def noticing(clone: Clone, notices: list[str]) -> Iterator[None]:
-    """Notes what a run of the clone has changed of the live model: tensors that they share."""
+    """Adds a notice for each change that a run makes to tensors the clone shares with the model."""
     weights = [(parameter, _version(parameter)) for parameter in clone.model.parameters()]
     shared = [(name, tensor, _version(tensor)) for name, tensor in clone.shared]
     yield
@@ -338,49 +340,3 @@ def noticing(clone: Clone, notices: list[str]) -> Iterator[None]:
 
 def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
-
-
-def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """The instance's attributes; lists, dicts and sets with what they hold now."""
-    kept = {}
-    for name, value in module.__dict__.items():
-        kept[name] = (value, value.copy() if isinstance(value, (list, dict, set)) else None)
-    return kept
-
-
-def changed_attributes(module: nn.Module, before: dict[str, Any]) -> list[str]:
-    """Names of those that are new, or not what they were; numbers and texts count by value."""
-    names = [name for name in module.__dict__ if name not in before]
-    for name, (value, held) in before.items():
-        now = module.__dict__.get(name, _ABSENT)
-        if isinstance(value, (bool, int, float, str)):
-            same = type(now) is type(value) and now == value
-        else:
-            same = now is value and (held is None or _same_items(value, held))
-        names += [] if same else [name]
-    return names
-
-
-def restore_attributes(module: nn.Module, before: dict[str, Any]) -> None:
-    for name in [name for name in module.__dict__ if name not in before]:
-        del module.__dict__[name]
-    for name, (value, held) in before.items():
-        module.__dict__[name] = value
-        if held is None or _same_items(value, held):
-            continue
-        if isinstance(value, list):
-            value[:] = held
-        else:
-            value.clear()
-            value.update(held)
-
-
-def _same_items(value: Any, held: Any) -> bool:
-    if len(value) != len(held):
-        return False
-    if isinstance(value, dict):
-        pairs = zip(value.items(), held.items(), strict=True)
-        return all(a is c and b is d for (a, b), (c, d) in pairs)
-    if isinstance(value, list):
-        return all(a is b for a, b in zip(value, held, strict=True))
-    return {id(item) for item in value} == {id(item) for item in held}

@@ -1,10 +1,11 @@
-"""What a module computes on a recorded signature, as a functional graph of aten ops.
+"""Traces a module's call to a functional graph of aten ops.
 
-Fake tensors stand for the arguments, parameters and buffers, so that a trace takes no memory and
-multiplies nothing; a model on meta is traced on its own tensors. Composite ops (linear, split,
-dropout) stay whole: `make_fx(pre_dispatch=True)`. A change in place, through whatever alias,
-becomes part of the value that it changes: `FunctionalTensorMode` inside. What outlives the call
-must not change, and what cannot be followed is refused.
+In: a module and a recorded `Signature`. Out: a `Traced` graph, or `Refused`. Fake tensors replace
+the arguments, parameters and buffers, so a trace takes no memory and computes no products. A model
+on meta is traced on its own tensors. `make_fx(pre_dispatch=True)` keeps composite ops (linear,
+split, dropout) whole. `FunctionalTensorMode` turns a change in place, through any alias, into a new
+value. A module is refused if it changes a tensor that outlives the call, or changes a tensor in a
+way that the trace cannot follow.
 """
 
 from __future__ import annotations
@@ -33,22 +34,20 @@ from torch.utils._pytree import tree_map_only
 
 from torchweld.core.inputs import first_line
 from torchweld.core.interrupts import says_nothing
+from torchweld.core.model_state import attributes_put_back, in_mode
 from torchweld.welds.refusal_reasons import Refused, op_name, raised_at, source_of
 from torchweld.welds.tracing.call_recording import (
     Signature,
     TensorSpec,
-    attributes_of,
-    changed_attributes,
     forward_signature,
-    restore_attributes,
 )
 
-_torch: Any = torch  # what has no types
+_torch: Any = torch  # for functions without type annotations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """A graph whose placeholders stand, in order, for `state` and then for `arguments`."""
+    """A graph of one call. Its placeholders are first `state`, then `arguments`, in order."""
 
     graph: fx.Graph
     state: tuple[tuple[str, Tensor], ...]  # the module's own tensors
@@ -58,13 +57,13 @@ class Traced:
 
     @property
     def multiplies(self) -> bool:
-        """Whether there is any product in it."""
+        """Whether the graph has any product."""
         names = (op_name(node.target).removeprefix("aten.") for node in self.graph.nodes)
         return any(name in _PRODUCTS for name in names)
 
     @property
     def sizeless(self) -> bool:
-        """Whether there are only ops that do the same to every row, whatever sizes x has."""
+        """Whether all ops treat every row alike, whatever sizes x has."""
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         return all(op_name(node.target) in _SIZELESS for node in calls)
 
@@ -87,7 +86,7 @@ _PRODUCTS = (
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; one that has several names has the first."""
+    """Parameters and buffers by name; a tensor with several names has the first."""
     found: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         found.setdefault(id(tensor), (name, tensor))
@@ -95,7 +94,7 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 class _TracedForward(nn.Module):
-    """Calls a module's forward, and not the hooks around it: those stay where they are."""
+    """Calls a module's forward without its hooks: a weld leaves those in place."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -106,7 +105,7 @@ class _TracedForward(nn.Module):
 
 
 def call_forward(module: nn.Module, arguments: dict[str, Any]) -> Any:
-    """`module.forward` with arguments by name."""
+    """Calls `module.forward` with arguments given by name."""
     signature = forward_signature(module)
     parameters = {} if signature is None else signature.parameters
     unnamed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
@@ -116,7 +115,7 @@ def call_forward(module: nn.Module, arguments: dict[str, Any]) -> Any:
 
 
 def call_with(module: nn.Module, tensors: dict[str, Tensor], arguments: dict[str, Any]) -> Any:
-    """`module.forward` with other tensors in place of its own."""
+    """Calls `module.forward` with other tensors in place of the module's own."""
     named = {f"inner.{name}": tensor for name, tensor in tensors.items()}
     return torch.func.functional_call(_TracedForward(module), named, (arguments,))
 
@@ -125,12 +124,12 @@ def call_with(module: nn.Module, tensors: dict[str, Tensor], arguments: dict[str
 def _tracer_options() -> dict[str, Any]:
     options: dict[str, Any] = {"tracing_mode": "real", "pre_dispatch": True}
     if "record_stack_traces" in inspect.signature(make_fx).parameters:
-        options["record_stack_traces"] = True  # not in every torch; source lines are lost then
+        options["record_stack_traces"] = True  # not in every torch; else no lines are known
     return options
 
 
 def trace(module: nn.Module, signature: Signature) -> Traced:
-    """Refused if it cannot be traced, with the op and the line that are in the way."""
+    """Traces one call. If that fails, Refused names the op and the line that prevent it."""
     own, given = own_tensors(module), tensor_specs(signature)
     with traceable(module, signature) as (state, arguments, changed):
         followed = _Followed(module, signature)
@@ -150,7 +149,7 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
 
 
 def _graph(run: Callable[..., Any], own: list[Tensor], given: list[Tensor]) -> fx.Graph:
-    # A function of its own: make_fx counts the arguments of a method with its self.
+    # A lambda, because make_fx would count `self` among the arguments of a method.
     made: fx.GraphModule = make_fx(lambda a, b: run(a, b), **_tracer_options())(own, given)
     return made.graph
 
@@ -161,13 +160,13 @@ def tensor_specs(signature: Signature) -> dict[str, TensorSpec]:
 
 @contextmanager
 def in_call(module: nn.Module, signature: Signature) -> Iterator[Callable[[], list[str]]]:
-    """Inside, modes are those of a recorded call; afterwards the module is as it was.
+    """Sets the modes of a recorded call, and restores the module afterwards.
 
-    Gives what says which attributes have changed.
+    Gives a function that names the attributes that have changed.
     """
     with ExitStack() as stack:
         stack.enter_context(in_mode(module, signature.training))
-        changed = stack.enter_context(unchanged(module))
+        changed = stack.enter_context(attributes_put_back(module))
         stack.enter_context(torch.set_grad_enabled(signature.grad))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # they were shown when the model ran
@@ -179,7 +178,7 @@ def in_call(module: nn.Module, signature: Signature) -> Iterator[Callable[[], li
 def traceable(
     module: nn.Module, signature: Signature
 ) -> Iterator[tuple[list[Tensor], list[Tensor], Callable[[], list[str]]]]:
-    """Tensors to trace on, of the module and of the call, in the modes of the call."""
+    """Gives tensors to trace on, for the module and for the call, in the modes of the call."""
     state, specs = own_tensors(module), tensor_specs(signature)
     devices = [*(t.device for t in state.values()), *(s.device for s in specs.values())]
     with ExitStack() as stack:
@@ -197,8 +196,10 @@ def traceable(
 
 
 def faked(fake: FakeTensorMode, tensor: Tensor, **options: Any) -> Tensor:
-    """A fake of the module's own tensor. One made in inference mode stands for an ordinary one:
-    what is computed does not differ."""
+    """A fake of the module's own tensor.
+
+    A tensor made in inference mode gets an ordinary fake: the computation is the same.
+    """
     if tensor.is_inference():
         with fake, torch.inference_mode(False):
             plain = torch.empty_strided(
@@ -209,7 +210,7 @@ def faked(fake: FakeTensorMode, tensor: Tensor, **options: Any) -> Tensor:
 
 
 def called(module: nn.Module, signature: Signature, own: list[Tensor], given: list[Tensor]) -> Any:
-    """The recorded call with these tensors for the module's own and for the arguments."""
+    """Repeats the recorded call with `own` as the module's tensors and `given` as arguments."""
     plain = {n: s for n, s in signature.arguments if not isinstance(s, TensorSpec)}
     arguments = {**dict(zip(tensor_specs(signature), given, strict=True)), **plain}
     return call_with(module, dict(zip(own_tensors(module), own, strict=True)), arguments)
@@ -222,7 +223,7 @@ class _Followed:
         self._module, self._signature = module, signature
         self._state = list(own_tensors(module))
         self._specs = list(tensor_specs(signature))
-        self.mutated = ""  # which of what outlives the call was changed, in words
+        self.mutated = ""  # which tensor that outlives the call was changed, in words
 
     def run(self, own: list[Tensor], given: list[Tensor]) -> Any:
         with FunctionalTensorMode(pre_dispatch=True, export=True, _allow_token_discovery=False):
@@ -239,7 +240,7 @@ class _Followed:
 
 
 def _was_changed(tensor: Any) -> bool:
-    """Contents or shape of a functional tensor, through whatever alias."""
+    """Whether contents or shape of a functional tensor were changed, through any alias."""
     _torch._sync(tensor)
     inner = tensor.elem
     return bool(
@@ -260,7 +261,7 @@ def _first_change(module: nn.Module, signature: Signature) -> tuple[str, str]:
         with traceable(module, signature) as (state, arguments, _):
             run = functools.partial(called, module, signature)
             nodes = list(_graph(run, state, arguments).nodes)
-    except Exception as error:  # a refusal without its line is one too
+    except Exception as error:  # the refusal is still useful without the line
         if says_nothing(error):
             raise
         return "", ""
@@ -270,12 +271,12 @@ def _first_change(module: nn.Module, signature: Signature) -> tuple[str, str]:
     return "", ""
 
 
-# Left in a graph where `h.data = other` gave a tensor other contents behind everybody's back.
+# Left in a graph by `h.data = other`, which replaces contents without a trace of it.
 _SWAPPED = "_has_compatible_shallow_copy_type"
 
 
 def _check_functional(graph: fx.Graph) -> None:
-    """Refused if something is left that changes a tensor in place: it was not followed."""
+    """Refused if an op is left that changes a tensor in place: the trace did not follow it."""
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
@@ -287,10 +288,10 @@ def _check_functional(graph: fx.Graph) -> None:
 
 
 def forget_tensors(fake: FakeTensorMode) -> None:
-    """Drops what a mode remembers of the tensors that it has faked.
+    """Clears what a mode remembers of the tensors that it has faked.
 
-    It holds weak references to them, and lives on in reference cycles until the next garbage
-    collection; until then torch.utils.swap_tensors would refuse the model's parameters.
+    The mode holds weak references to them, and stays alive in reference cycles until the next
+    garbage collection. Until then torch.utils.swap_tensors would refuse the model's parameters.
     """
     converter = fake.fake_tensor_converter
     meta = getattr(converter, "meta_converter", None)
@@ -300,13 +301,13 @@ def forget_tensors(fake: FakeTensorMode) -> None:
                 memory.clear()
 
 
-# Far more than a chain of the largest size has. A loop over time steps has many more, each of which
-# would take a millisecond to trace.
+# Far more ops than the largest chain has. A loop over time steps has many more, and each would take
+# a millisecond to trace.
 MOST_OPS = 1500
 
 
 class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives up on graphs that no chain can have."""
+    """Refuses a call that runs more ops than a chain can have."""
 
     ops = 0
 
@@ -324,7 +325,7 @@ def _empty(spec: TensorSpec) -> Tensor:
 
 @contextmanager
 def _silent(logger: logging.Logger) -> Iterator[None]:
-    """An op that cannot be traced is refused, not logged."""
+    """Disables a logger: an op that cannot be traced is refused, not logged."""
     before = logger.disabled
     logger.disabled = True
     try:
@@ -335,7 +336,7 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """What goes wrong in a trace, as a refusal."""
+    """Turns errors in a trace into refusals."""
     try:
         yield
     except Refused:
@@ -347,7 +348,7 @@ def refusing() -> Iterator[None]:
     except UnsupportedOperatorException as error:
         op = op_name(error.func)
         raise Refused(f"{op} cannot be traced", op, raised_at(error)) from error
-    except Exception as error:  # foreign code, run on tensors that it was not written for
+    except Exception as error:  # the model's code, run on tensors it was not written for
         if says_nothing(error):
             raise
         if "data-dependent" in str(error) or "tracing tensor" in str(error):
@@ -355,36 +356,3 @@ def refusing() -> Iterator[None]:
                 "its control flow or its shapes depend on values", "", raised_at(error)
             ) from error
         raise Refused(f"cannot be traced: {first_line(error)}", "", raised_at(error)) from error
-
-
-@contextmanager
-def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Inside, a module that is in the other mode is in this one, with all it holds."""
-    modes = [(inner, inner.training) for inner in module.modules()]
-    try:
-        if module.training != training:
-            for inner, _ in modes:
-                inner.training = training  # a train() of its own may do more than that
-        yield
-    finally:
-        for inner, mode in modes:
-            inner.training = mode
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """Afterwards no fake tensor is left in an attribute. Gives what says which have changed."""
-    before = {name: (inner, attributes_of(inner)) for name, inner in module.named_modules()}
-
-    def changed() -> list[str]:
-        return [
-            f"{name}.{attribute}" if name else attribute
-            for name, (inner, attributes) in before.items()
-            for attribute in changed_attributes(inner, attributes)
-        ]
-
-    try:
-        yield changed
-    finally:
-        for inner, attributes in before.values():
-            restore_attributes(inner, attributes)

@@ -1,6 +1,7 @@
-"""A traced graph, read op by op; what comes out is the module's result in normal form.
+"""Reads a traced graph op by op.
 
-An op that no chain has counts only if the result depends on it: the values carry it along.
+In: a `Traced` graph. Out: the module's result in normal form, or `Refused`. An op that no chain has
+is a reason to refuse only if the result depends on it: a `ForeignValue` carries the reason along.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torchweld.welds.tracing.graph_values import (
 )
 from torchweld.welds.tracing.traced_ops import TracedOp, Value, outside, short
 
-# What the tracer notes beside the computation; they give nothing.
+# Assertions that the tracer adds to the graph; they have no result.
 _ASSERTIONS = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
 
 

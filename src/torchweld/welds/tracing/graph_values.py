@@ -1,10 +1,10 @@
-"""What the tensors of a traced graph are, once movement of data has been seen through.
+"""Describes the tensors of a traced graph, whatever way the code moves their data.
 
-`Features` stand for a tensor computed from an argument: an expression whose leaves say, element by
-element, which column of which source they hold, and which row. Views, slices and transposes are
-carried out on these labels, which are expanded views themselves: none of it takes memory, and where
-the data end up is known without knowing every way to write it. `normal_form` is what remains: an
-expression over whole sources or halves of them, row by row.
+`Features` describe a tensor computed from an argument: an expression whose leaves have labels. The
+labels say for every element which row and which column of which source it is. Views, slices and
+transposes are applied to the labels, so it is known where the data end up without a rule for every
+way to move them. Labels are expanded views, so they take no memory. `normal_form` reduces
+`Features` to an expression over whole sources or halves of them, the same for every row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A Linear: `x · Wᵀ + b`; `transposed` weights are `[in, out]`."""
+    """A Linear, `x · Wᵀ + b`; `transposed` weights are `[in, out]`."""
 
     x: Normal
     weight: Parameter
@@ -59,7 +59,7 @@ Source: TypeAlias = "Given | Product"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter or buffer of the module, as it is or, if it has two dimensions, transposed."""
+    """A parameter or buffer of the module; one of two dimensions may be transposed."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Computed:
-    """A tensor that is no parameter, but does not come from an argument either."""
+    """A tensor that is neither a parameter nor computed from an argument."""
 
     what: str  # "computed by aten.mul"
 
@@ -81,12 +81,12 @@ class Computed:
 @dataclass(frozen=True, eq=False)
 class Leaf:
     source: Source
-    columns: Tensor  # the source's column that each element holds
+    columns: Tensor  # for each element, the column of the source that it is
 
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """A leaf in normal form."""
+    """A leaf in normal form: all columns of a source, or half of them."""
 
     source: Source
     part: Part
@@ -98,7 +98,7 @@ class Half:
 
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """An elementwise op; numbers and texts among its arguments are what they are."""
+    """An elementwise op; arguments that are numbers or texts are kept as they are."""
 
     op: Any
     args: tuple[Any, ...]
@@ -108,7 +108,7 @@ class Apply:
 
 @dataclass(frozen=True, eq=False)
 class Dropped:
-    """Dropout that acts: in training, with a probability above 0."""
+    """An active dropout: in training, with a probability above 0."""
 
     value: Expression
     probability: float
@@ -120,7 +120,7 @@ EXPRESSION = (Leaf, Half, Apply, Dropped)
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """A tensor of the shape of `rows`, which has each element's row."""
+    """A tensor computed from an argument; `rows` has its shape, and the row of each element."""
 
     value: Expression
     rows: Tensor
@@ -133,13 +133,13 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class ForeignValue:
-    """A tensor that no chain has, and the first op that made it so."""
+    """A tensor that no chain has, with the first op that is the reason."""
 
     reason: str
     op: str
     where: str
-    behind: bool  # whether a product came before
-    place: str = ""
+    behind: bool  # whether it depends on a product
+    place: str = ""  # "between the Linears", for the refusal
 
     def at(self, place: str) -> ForeignValue:
         return self if self.place else replace(self, place=place)
@@ -149,7 +149,7 @@ class ForeignValue:
 
 
 def _range(count: int) -> Tensor:
-    return torch.arange(count, device="cpu")  # whatever the default device is
+    return torch.arange(count, device="cpu")  # not the default device
 
 
 def given(name: str, tensor: Tensor) -> Features:
@@ -172,7 +172,7 @@ def product_of(x: Features, product: Product) -> Features:
 
 
 def mapped(value: Expression, leaf: Callable[[Any], Expression]) -> Expression:
-    """The same expression over other leaves; what it uses twice stays one object."""
+    """The same expression with other leaves; a part that is used twice stays one object."""
     known: dict[int, Expression] = {}
 
     def walk(node: Any) -> Any:
@@ -195,7 +195,7 @@ def mapped(value: Expression, leaf: Callable[[Any], Expression]) -> Expression:
 
 
 def nodes(value: Expression) -> Iterator[Expression]:
-    """Every part of an expression once, operands before what uses them."""
+    """Every part of an expression once, operands before the ops that use them."""
     seen: set[int] = set()
 
     def walk(node: Any) -> Iterator[Expression]:
@@ -218,7 +218,7 @@ def sources(value: Expression) -> list[Source]:
 
 
 def base_dtype(value: Expression) -> torch.dtype:
-    """Of the products it is made of, or else of the arguments."""
+    """The dtype of the products in an expression, or of its arguments if it has no product."""
     found = sources(value)
     products = [source for source in found if isinstance(source, Product)]
     return (products or found)[0].dtype
@@ -233,7 +233,7 @@ def has_product(value: Expression) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Normal:
-    """An expression over `Half` leaves: what a row is made of, column by column."""
+    """An expression over `Half` leaves that computes one row, column by column."""
 
     value: Expression
     width: int
@@ -241,11 +241,14 @@ class Normal:
 
 
 def normal_form(features: Features, rows_in_order: bool = True) -> Normal:
-    """Refused if columns, or rows if they have to be in order, are not where a chain has them."""
+    """The normal form; Refused if columns are not where a chain has them.
+
+    rows_in_order: whether that goes for rows too
+    """
     if not features.shape:
         raise Refused("a result without a last dimension")
     if not _constant(features.rows, along=[-1]):
-        raise Refused("works along another dimension than the last")
+        raise Refused("works along a dimension other than the last")
     if rows_in_order:
         found = features.rows[..., 0].reshape(-1)
         if not torch.equal(found, _range(len(found))):
@@ -263,7 +266,7 @@ def normal_form(features: Features, rows_in_order: bool = True) -> Normal:
 def _part(leaf: Leaf) -> Part:
     columns, width = leaf.columns, leaf.source.width
     if not _constant(columns, along=range(columns.dim() - 1)):
-        raise Refused("works along another dimension than the last")
+        raise Refused("works along a dimension other than the last")
     one = columns[(0,) * (columns.dim() - 1)] if columns.numel() else columns.new_empty(0)
     every = _range(width)
     parts: dict[Part, Tensor] = {"all": every}
@@ -278,7 +281,7 @@ def _part(leaf: Leaf) -> Part:
 
 
 def _constant(labels: Tensor, along: Any) -> bool:
-    """Whether labels do not change along these dimensions."""
+    """Whether labels are constant along these dimensions."""
     for i in along:
         if labels.shape[i] > 1 and labels.stride(i) != 0:
             first = labels.narrow(i, 0, 1)
@@ -288,7 +291,7 @@ def _constant(labels: Tensor, along: Any) -> bool:
 
 
 def write(value: Any) -> str:
-    """An expression as text, the same for the same computation; dropout is left out."""
+    """An expression as text, equal for equal computations; dropout is left out."""
     if isinstance(value, Half):
         return value.text
     if isinstance(value, Dropped):

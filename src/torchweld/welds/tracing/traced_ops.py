@@ -1,7 +1,8 @@
-"""One op of a traced graph: its arguments as values in, its result as a value out.
+"""Evaluates one op of a traced graph on descriptions of tensors.
 
-Ops fall into few kinds: products with the module's own weights, movement of data, elementwise ops,
-dropout, casts, and everything else, which no chain has.
+In: the op and its arguments as values of `graph_values`. Out: its result as such a value. There are
+few kinds of ops: products with the module's own weights, movement of data, elementwise ops, dropout
+and casts. No chain has any other op; its result is a `ForeignValue`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torchweld.welds.tracing.graph_values import (
     sources,
 )
 
-Value: TypeAlias = Any  # Features, Foreign, Parameter, Computed, a number, a text, or a list
+Value: TypeAlias = Any  # Features, ForeignValue, Parameter, Computed, a number, a text, or a list
 
 
 def _names(text: str) -> frozenset[str]:
@@ -45,7 +46,7 @@ MOVES = _names(
     chunk unsafe_chunk split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split
     unbind select slice narrow"""
 )
-# They copy where they must; labels are only ever views.
+# In the model they copy if they have to; labels are only viewed.
 RESHAPES = _names("reshape _unsafe_view _reshape_alias reshape_as")
 TRANSPOSES = _names("t transpose numpy_T mT permute swapaxes swapdims")
 COPIES = _names("contiguous clone alias lift_fresh positive resolve_conj resolve_neg")
@@ -70,10 +71,10 @@ def tensors_of(values: Iterable[Value]) -> Iterator[Value]:
 
 
 def outside(op: str, where: str, values: Iterable[Value], reason: str = "") -> ForeignValue:
-    """What an op gives that no chain has."""
+    """The result of an op that no chain has."""
     tensors = list(tensors_of(values))
     behind = any(has_product(v.value) for v in tensors if isinstance(v, Features))
-    # Where something from the side meets a product, it is the meeting that is in the way.
+    # An op that combines a product with a foreign value is the reason itself, not that value.
     for value in tensors:
         if isinstance(value, ForeignValue) and (value.behind or not behind):
             return value
@@ -81,7 +82,7 @@ def outside(op: str, where: str, values: Iterable[Value], reason: str = "") -> F
 
 
 class TracedOp:
-    """An aten op, or one of another library, with its arguments as values."""
+    """An op of aten or of another library, with its arguments as values."""
 
     def __init__(
         self, node: fx.Node, target: Any, op: str, where: str, args: Any, kwargs: Any, grad: bool
@@ -144,7 +145,7 @@ class TracedOp:
         return self._product(x, weight, bias, flipped=True)
 
     def _einsum(self) -> Value:
-        """`...k,nk->...n` or `...k,kn->...n`, in any letters."""
+        """A Linear if it is `...k,nk->...n` or `...k,kn->...n`, in any letters."""
         equation, operands = self.args[0].replace(" ", ""), self.args[1]
         left, arrow, result = equation.partition("->")
         letters = left.split(",")
@@ -157,7 +158,7 @@ class TracedOp:
         return self._outside()
 
     def _product(self, x: Value, weight: Value, bias: Value, flipped: bool) -> Value:
-        """`flipped`: the weight stands as `[in, out]` here."""
+        """A Linear; `flipped`: the op takes the weight as `[in, out]`."""
         if isinstance(x, ForeignValue):
             return x.at("between the Linears" if x.behind else "before the first Linear")
         for tensor in (weight, bias):
@@ -172,7 +173,7 @@ class TracedOp:
         weight = replace(weight, transposed=weight.transposed != flipped)
         width = weight.shape[1] if weight.transposed else weight.shape[0]
         if bias is not None and (not isinstance(bias, Parameter) or bias.shape != (width,)):
-            return self._outside("something else than a bias added to a product")
+            return self._outside("something other than a bias added to a product")
         try:
             normal = normal_form(x, rows_in_order=False)
         except Refused as refused:
@@ -183,7 +184,7 @@ class TracedOp:
 
     def _of_parameters(self, tensors: list[Value]) -> Value:
         own = self.args[0] if self.args else None
-        one = isinstance(self.node.meta.get("val"), Tensor)  # not several, as of topk
+        one = isinstance(self.node.meta.get("val"), Tensor)  # not several, as topk gives
         if one and isinstance(own, Parameter) and len(tensors) == 1:
             same_type = _dtype(self.node) == own.dtype
             if self.name in COPIES or (self.name == "detach" and not self.grad):
@@ -203,7 +204,7 @@ class TracedOp:
             return [int(i) % 2 for i in rest[0]] == [1, 0]
         return not rest or int(rest[0]) % 2 != int(rest[1]) % 2
 
-    # ---- data in other places, types, chances ----
+    # ---- movement of data, casts, dropout ----
 
     def _move(self, features: Features) -> Value:
         rest = [v.rows if isinstance(v, Features) else v for v in self.args[1:]]
@@ -216,7 +217,7 @@ class TracedOp:
 
         try:
             return _moved_parts(features, move)
-        except RuntimeError:  # labels are expanded views, and what has to be copied needs memory
+        except RuntimeError:  # labels are expanded views, and a copy of them needs memory
             if features.rows.numel() > MOST_COPIED_LABELS:
                 return self._outside("a reshape that mixes rows with columns")
         return _moved_parts(features, lambda labels: move(labels.contiguous()))
@@ -228,7 +229,7 @@ class TracedOp:
         if to.dtype == value.dtype:
             return value
         base = base_dtype(value.value)
-        # Elementwise in a wider type and back again is what a chain does anyway.
+        # A chain also computes elementwise ops in a wider type and casts back.
         wider = to.dtype.is_floating_point and to.dtype.itemsize > base.itemsize
         if has_product(value.value) and (wider or to.dtype == base):
             return replace(value, dtype=to.dtype)
@@ -266,11 +267,11 @@ class TracedOp:
         return f"{self.op} of tensors whose rows do not match"
 
     def _with_own(self, other: Value) -> str:
-        what = f"its {other.name}" if isinstance(other, Parameter) else "a tensor made inside"
+        what = f"its {other.name}" if isinstance(other, Parameter) else "a computed tensor"
         return f"{self.op} with {what}"
 
     def _biased(self, features: Features, bias: Value) -> Value:
-        """`x @ w + b`, where it is that."""
+        """A product with a bias if it is `x @ w + b`; no chain has other additions."""
         leaf = features.value
         fits = isinstance(bias, Parameter) and bias.shape == features.shape[-1:]
         if fits and isinstance(leaf, Leaf) and isinstance(leaf.source, Product):
@@ -281,7 +282,7 @@ class TracedOp:
         return self._outside(self._with_own(bias))
 
     def _glu(self, value: Features) -> Value:
-        """`a · sigmoid(b)`, a being the first half."""
+        """`a · sigmoid(b)`, where a is the first half and b the second."""
         dim = self.args[1] if len(self.args) > 1 else -1
 
         def halves(labels: Tensor) -> tuple[Tensor, ...]:
@@ -323,7 +324,7 @@ def _expression(value: Any) -> Any:
 
 
 def _aligned(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same rows at the same places; cheap for views of one range."""
+    """Whether two tensors have the same rows in the same places; cheap for views of one range."""
     if a.shape != b.shape:
         return False
     strides = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (a, b)]

@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity
 from torchweld.profiles.events import MODULE, OP, STEP
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.instrument import instrumented
-from torchweld.profiles.traces.trace_reading import read_recording, read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
+from torchweld.profiles.traces.trace_events import read_recording
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_what_was_read_can_be_saved_and_loaded(file: str, tmp_path: Path) -> Non
 
 MEASURE = """
 import resource, sys
-from torchweld.profiles.traces.trace_reading import read_trace
+from torchweld.profiles.recording.trace_profile import read_trace
 def peak(): return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 read_trace(sys.argv[2])  # everything that reading needs is loaded now
 before = peak()
@@ -284,7 +285,7 @@ def test_stacks_give_modules_unless_there_are_ranges_with_paths(tmp_path: Path, 
         assert [module.path for module in owners] == ["Net_0.Linear_0", "Net_0.Linear_1"]
         assert {module.kind for module in owners} == {"Linear"}
     relu = next(op for op in profile.ops if op.name == "aten::relu")
-    assert re.search(r"test_trace\.py\(\d+\): forward$", relu.where)
+    assert re.search(r"test_trace_profile\.py\(\d+\): forward$", relu.where)
 
 
 def test_memory_events_give_the_memory_account(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ a notice. See docs/traces.md for the rules.
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,8 @@ from torchweld.profiles.accounting.memory_account import memory_account
 from torchweld.profiles.attributing.attribution import ModulePlace, attribute
 from torchweld.profiles.events import ON_DEVICE, STEP, Recording
 from torchweld.profiles.profile import About, Machine, Profile
-from torchweld.profiles.traces.trace_events import TraceReader
+from torchweld.profiles.recording.pricing_machine import this_machine
+from torchweld.profiles.traces.trace_events import TraceReader, without_garbage_collection
 from torchweld.profiles.traces.trace_stream import MACHINE_KEY
 
 
@@ -41,36 +40,13 @@ def read_trace(path: str | os.PathLike[str], *, this_machine: bool = False) -> P
     """
     check_path("read_trace", path)
     check_flags("read_trace", this_machine=this_machine)
-    with _without_garbage_collection():
+    with without_garbage_collection():
         reader = TraceReader(Path(path))
         recording = reader.read()
         machine = _machine(reader.stream.header.get(MACHINE_KEY), recording.notices)
         if this_machine:
             machine = _here(machine, recording, Path(path).name)
         return _profile_of(recording, reader.places, machine, Path(path).name)
-
-
-def read_recording(path: str | os.PathLike[str]) -> Recording:
-    """The events of a trace, nested, and otherwise as they were recorded."""
-    with _without_garbage_collection():
-        return TraceReader(Path(path)).read()
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Nothing here makes cycles, and looking for them among a million objects takes long."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            # What was made here goes to the old generation at once, instead of being searched as
-            # young; unless someone has frozen objects of his own, which this would free.
-            if gc.get_freeze_count() == 0:
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def _machine(data: object, notices: list[str]) -> Machine:
@@ -86,10 +62,6 @@ def _machine(data: object, notices: list[str]) -> Machine:
 
 def _here(told: Machine, recording: Recording, name: str) -> Machine:
     """This machine, for a trace that does not speak against having been recorded on it."""
-    from torchweld.profiles.accounting.pricing_machine import (
-        this_machine,  # which records, and so reads traces
-    )
-
     if any(event.kind in ON_DEVICE for event in recording.events):
         raise TorchweldError(
             f"{name} has kernels of a device, whose peaks are known by its name or not at all; "
@@ -152,5 +124,6 @@ def _profile_of(
         memory=memory_account(recording, found),
         peaks=machine.peaks,
         op_cost_us=machine.op_cost_us,
+        fused_call_us=machine.fused_call_us,
         notices=tuple(notices),
     )

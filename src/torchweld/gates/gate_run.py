@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from torchweld.core.inputs import Workload
+from torchweld.core.model_state import put_back
 from torchweld.gates.advice import COUNTERS_ALONE, Effort
 from torchweld.gates.baseline import Baseline
 from torchweld.gates.counters import count_step
@@ -22,16 +23,15 @@ from torchweld.gates.gate_timing import (
     undecided,
 )
 from torchweld.gates.held_blocks import held_by, refuse_empty, unheld_lines
-from torchweld.gates.kept_plan import Fit, both_faces, fit_of
 from torchweld.gates.outcome import Outcome, TimeVerdict, changes_of, lost_blocks
 from torchweld.gates.subject import Clock, Subject
-from torchweld.machine import hardware
+from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
-from torchweld.numerics.model_check import put_back
 from torchweld.plans.plan import Plan
-from torchweld.plans.planner import BUDGET_S, QUICK_S
+from torchweld.plans.plan_fitting import Fit, fit_plan
+from torchweld.plans.plan_options import seconds_for
 from torchweld.plans.planner import plan as make_plan
-from torchweld.welds.swapping.faces import Face
+from torchweld.welds.swapping.faces import Face, both_faces
 
 # Of a baseline, each in a process of its own: in twenty of them the same speed-up came out between
 # 1.32 and 1.42 (one thread of two shared cores), and three can all be at the upper end.
@@ -58,17 +58,16 @@ def accept(
     model, training = subject.model, subject.training
     effort = effort or Effort()
     made = _planned(subject, effort, progress)
-    fit = fit_of(model, made)
-    with put_back(model, training), both_faces(model, fit) as faces:
+    fit = fit_plan(model, made)
+    with put_back(model, training), both_faces(model, fit.decisions) as faces:
         progress("counting", 0.75)
-        counters = count_step(model, subject.given, training)
-        tuning_s = effort.budget_s or (QUICK_S if effort.quick else BUDGET_S)
+        counters = count_step(model, subject.workloads, training)
         refuse_empty(
             held_by(made, counters),
             made,
             counters,
             empty=effort.empty,
-            remedies=effort.remedies(tuning_s),
+            remedies=effort.remedies(seconds_for(effort.budget_s, effort.quick)),
         )
         times: list[KeptTime] = []
         if clock is not None and fit.decisions:
@@ -84,7 +83,7 @@ def accept(
 def _planned(subject: Subject, effort: Effort, progress: Progress) -> Plan:
     return make_plan(
         subject.model,
-        subject.given,
+        subject.workloads,
         training=subject.training,
         measure=effort.measure,
         quick=effort.quick,
@@ -125,11 +124,11 @@ def gate(
     """Welds by the baseline's plan, counts, and unless there is no `clock` times."""
     model, training = subject.model, subject.training
     progress("welding by the baseline's plan", 0.0)
-    fit = fit_of(model, baseline.plan)
+    fit = fit_plan(model, baseline.plan)
     times: list[TimeVerdict] = []
-    with put_back(model, training), both_faces(model, fit) as faces:
+    with put_back(model, training), both_faces(model, fit.decisions) as faces:
         progress("counting", 0.1)
-        counters = count_step(model, subject.given, training)
+        counters = count_step(model, subject.workloads, training)
         if clock is not None and rival is None:
             times = _times(subject, baseline, fit, faces, clock, progress)
     if clock is not None and rival is not None:
@@ -141,7 +140,7 @@ def gate(
         what=subject.what,
         accepted=baseline.created,
         changes=tuple(changes_of(baseline.counters, counters)),
-        lost=tuple(lost_blocks(baseline.counters, counters, fit.unfit)),
+        lost=tuple(lost_blocks(baseline.counters, counters, fit.refused)),
         welded=(len(baseline.counters.welded), len(counters.welded)),
         times=tuple(times),
         notes=(*subject.notes, *_notes(baseline, fit, clock)),
@@ -183,7 +182,7 @@ _OTHERWISE = (
 def _why_not(baseline: Baseline, workload: str) -> str:
     """Why a time of now says nothing beside the baseline's; "" if it does."""
     before = baseline.fingerprint
-    if before is not None and before.key != hardware.fingerprint():
+    if before is not None and before.key != fingerprint.key_here():
         said = "; ".join(before.since(taken_here())) or "its set-up is not that of here"
         return f"the baseline was measured elsewhere: {said}"
     if not baseline.times:

@@ -1,0 +1,109 @@
+"""The compiled part: what it was built from, whether it may be loaded, and which kernels run.
+
+In: the record that the build left beside the extension. `build_problem` is the one place that
+decides whether the compiled part may be loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchweld.core.errors import BuildError
+
+PACKAGE = Path(__file__).parent.parent
+BUILD_INFO = PACKAGE / "_build_info.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildInfo:
+    """What the compiled part was made of, written by the build."""
+
+    torch: str
+    isas: tuple[str, ...]
+    compiler: str
+    source_hash: str
+
+
+def _build_record() -> dict[str, Any]:
+    try:
+        record = json.loads(BUILD_INFO.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def build_info() -> BuildInfo | None:
+    """What the compiled part was built with; None when there is none."""
+    record = _build_record()
+    if not record.get("built"):
+        return None
+    return BuildInfo(
+        torch=record["torch"],
+        isas=tuple(record["isas"]),
+        compiler=record["compiler"],
+        source_hash=record["source_hash"],
+    )
+
+
+def rebuild_command() -> str:
+    """What to type to build the compiled part again, for the way torchweld was installed."""
+    source = PACKAGE.parent.parent
+    if (source / "setup.py").exists() and (source / "csrc").is_dir():
+        return f"make -C {source} setup  (or: pip install --no-build-isolation -e {source})"
+    return (
+        "pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <source>, "
+        "with the folder, archive or name torchweld was installed from as <source>"
+    )
+
+
+def build_problem() -> str | None:
+    """Why the compiled part cannot be used, in one sentence with the remedy; None if it can.
+
+    Decided from the build's record alone: an extension built for another torch may crash on load.
+    """
+    info = build_info()
+    if info is None:
+        reason = _build_record().get("reason", "it was not built")
+        return f"the compiled part is missing: {reason}; to build it: {rebuild_command()}"
+    if info.torch != torch.__version__:
+        return (
+            f"the compiled part was built for torch {info.torch}, but torch {torch.__version__} is "
+            f"installed; to rebuild it: {rebuild_command()}"
+        )
+    return None
+
+
+def compiled_part() -> ModuleType | None:
+    """`torchweld._C`, or None where `build_problem` says why not."""
+    if build_problem() is not None:
+        return None
+    try:
+        return importlib.import_module("torchweld._C")
+    except ImportError as error:
+        raise BuildError(
+            f"the compiled part cannot be loaded ({error}); to rebuild it: {rebuild_command()}"
+        ) from error
+
+
+def isa_states() -> dict[str, tuple[bool, bool]]:
+    """Instruction set -> (was built, this CPU has it); empty without a compiled part."""
+    compiled = compiled_part()
+    return {} if compiled is None else dict(compiled.isas())
+
+
+def isa_in_use() -> str | None:
+    """The instruction set whose kernels run, TORCHWELD_ISA heeded; None without a compiled part."""
+    compiled = compiled_part()
+    if compiled is None:
+        return None
+    try:
+        return str(compiled.isa())
+    except (RuntimeError, ValueError) as error:  # TORCHWELD_ISA names what cannot run here
+        raise BuildError(str(error)) from error

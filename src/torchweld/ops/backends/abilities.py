@@ -1,0 +1,60 @@
+"""What a backend can do, as plain data.
+
+`plan`, welding, `bench` and `torchweld info` read it, and none of them knows a backend by name.
+What plain data cannot say (this block, these shapes, this machine) a backend answers itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+Use = Literal["inference", "training"]
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendMode:
+    """One of the ways in which a backend runs blocks."""
+
+    name: str
+    packs: bool = False  # keeps a copy of the weights, in a layout of its own
+    planned: tuple[Use, ...] = ()  # what plans try it for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What one backend can do.
+
+    The first mode is the default and keeps no copy, so that it can serve while weights change. At
+    most one other mode packs: a `Choice` names a backend and says `packed` or not. A backend with
+    more ways to run a block is several rows in `BACKENDS`, which may come from one file.
+    """
+
+    devices: tuple[str, ...] | None  # torch's device types; None: any
+    dtypes: tuple[str, ...] = FLOATS
+    modes: tuple[BackendMode, ...]
+    needs: str  # what has to be there, in words
+    trains: bool  # results have gradients
+    deterministic: bool  # the same bits at every run
+    # `torch.ops.torchweld.chain` on its devices is this backend: graphs for any rows may hold it.
+    in_graphs: bool = False
+    # `torchweld._C.forward` serves its calls, and keeps its packed copies. CPU tensors only.
+    c_forward: bool = False
+    in_speed_tables: bool = False  # the tables that torchweld ships are about it
+    compiles: bool = False  # by torch.compile: takes seconds per shape, so plans must be asked to
+
+    def __post_init__(self) -> None:
+        assert not self.modes[0].packs, self.modes
+        assert sum(mode.packs for mode in self.modes) <= 1, self.modes
+
+    @property
+    def packed_mode(self) -> BackendMode | None:
+        """The mode that keeps a copy of the weights, if there is one."""
+        return next((mode for mode in self.modes if mode.packs), None)
+
+    def runs_on(self, devices: Collection[str]) -> bool:
+        """Whether it serves any of these device types."""
+        return self.devices is None or not set(self.devices).isdisjoint(devices)

@@ -1,0 +1,67 @@
+"""How to plan: what `tw.plan` was asked for, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchweld.core.arguments import (
+    Progress,
+    check_flags,
+    check_kind,
+    check_number,
+    check_progress,
+)
+from torchweld.core.errors import TorchweldError
+from torchweld.profiles.profile import Profile
+
+# For measuring. Finding comes before and takes up to ten seconds: in all a minute, or ten seconds.
+BUDGET_S = 48.0
+QUICK_S = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """`tw.plan` explains each."""
+
+    training: bool = False
+    force: bool = False
+    measure: bool = True
+    quick: bool = False
+    budget_s: float | None = None
+    with_compile: bool = False
+    packing: bool = True
+    profile: Profile | None = None
+    remember: bool = True
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        flags = ("training", "force", "measure", "quick", "remember", "with_compile", "packing")
+        check_flags("plan", **{name: getattr(self, name) for name in flags})
+        if self.force and not self.measure:
+            raise TorchweldError(
+                "force=True welds all that verifies, and measure=False what a table knows to be "
+                "faster; give one of them"
+            )
+        if self.budget_s is not None:
+            check_number("plan", "budget_s", self.budget_s, above=0)
+        if self.profile is not None:
+            check_kind("plan", "profile", self.profile, Profile, "what tw.profile returns")
+        check_progress("plan", self.progress)
+
+    @property
+    def timing(self) -> bool:
+        return self.measure and not self.force
+
+    @property
+    def seconds(self) -> float:
+        """For measuring."""
+        return seconds_for(self.budget_s, self.quick)
+
+    def say(self, doing: str, share: float) -> None:
+        if self.progress is not None:
+            self.progress(doing, share)
+
+
+def seconds_for(budget_s: float | None, quick: bool) -> float:
+    """The time for measuring: as given, else the default."""
+    return budget_s if budget_s is not None else QUICK_S if quick else BUDGET_S
