@@ -139,8 +139,10 @@ def _notices(made: Plan, options: PlanOptions, memory: MeasurementCache) -> Iter
     for one in made.whole:
         if one.verdict == "wrong":
             yield f"nothing is welded: on {one.workload} {one.reason}"
-    unmeasured = made.outcomes["not measured"] or any(
-        one.verdict == "not measured" for one in made.whole
+    unmeasured = (
+        made.outcomes["not measured"]
+        or any(one.verdict == "not measured" for one in made.whole)
+        or any(group.outcome == "not measured" for group in made.groups)
     )
     if options.timing and unmeasured:
         more = math.ceil(4 * options.seconds)
