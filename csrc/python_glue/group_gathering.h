@@ -56,12 +56,14 @@ class SeenWeights {
 struct GroupState {
   static constexpr int kMostMisses = 3;
   struct Joined {
-    Ref module;           // a weak reference
-    Ref stand;            // what stands for it in forward(), with its packed copy
-    SeenWeights weights;  // for members that read them where they lie
+    Ref module;              // a weak reference
+    std::vector<Ref> linears;  // the dictionaries that hold the weight and bias of each product
+    Ref spec, pack;
+    SeenWeights weights;  // if the group reads them where they lie
     int64_t calls = 0;    // that were served by the group
   };
   std::vector<Joined> members;
+  std::string spec;  // of all members
   int misses = 0;  // in a row
   bool stopped = false;
 
@@ -122,32 +124,25 @@ std::shared_ptr<GroupState>& state_of(PyObject* gathering) {
 
 // ---- a member's weights ----
 
-struct MemberWeights {
-  c10::SmallVector<const Tensor*, 4> params;  // borrowed from the module: good while the lock is held
-  std::string_view spec;
-  PyObject* pack = nullptr;
+using Weights = c10::SmallVector<const Tensor*, 4>;  // borrowed: good while the lock is held
 
-  // False for anything out of the ordinary.
-  bool read(const GroupState::Joined& member) {
-    ModuleState state;
-    if (!state.read(member.stand.p)) return false;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(state.order); ++i) {
-      PyObject* child = PyDict_GetItem(state.children, PyTuple_GET_ITEM(state.order, i));
-      if (!child || !append_parameters(child, params)) return false;
+// False for anything out of the ordinary. The member's own guard has to say whether they are its weights.
+bool read_weights(const GroupState::Joined& member, Weights& params) {
+  if (member.linears.empty()) return false;  // nothing of it is kept
+  for (const Ref& own : member.linears)
+    for (PyObject* name : {names.weight, names.bias}) {
+      PyObject* p = PyDict_GetItem(own.p, name);
+      if (p == Py_None) continue;
+      if (!p || !THPVariable_CheckExact(p) || !packable(THPVariable_Unpack(p))) return false;
+      params.push_back(&THPVariable_Unpack(p));
     }
-    Py_ssize_t length = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(state.spec, &length);
-    if (!text) {
-      PyErr_Clear();
-      return false;
-    }
-    spec = {text, size_t(length)};
-    pack = state.pack;
-    const auto& layers = torchweld::spec_of(spec);
-    return Py_TYPE(pack) == pack_type && layers.size() == 1 && size_t(layers[0].tensors()) == params.size() &&
-           std::all_of(params.begin(), params.end(), [](const Tensor* t) { return packable(*t); });
-  }
-};
+  return true;
+}
+std::string_view spec_of_member(const GroupState::Joined& member) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(member.spec.p, &length);
+  return {text, size_t(length)};  // it was read when the member joined
+}
 
 // Values alone are asked for, of an x that can be compared by its bytes.
 bool gatherable(const Tensor& x) {
@@ -158,20 +153,19 @@ bool gatherable(const Tensor& x) {
 // ---- taking ----
 
 // Undefined if there is nothing to take.
-Tensor take(const MemberObject& member, const std::shared_ptr<GroupState>& group, const Tensor& x) {
+Tensor take(size_t i, const std::shared_ptr<GroupState>& group, const Tensor& x) {
   KeptOutputs& kept = kept_outputs;
-  const size_t i = member.index;
   if (!kept.left || kept.group.owner_before(group) || group.owner_before(kept.group) ||
       i >= kept.outputs.size() || !kept.outputs[i].defined() || !kept.is_of(x))
     return {};
-  MemberWeights weights;
-  if (!weights.read(group->members[i])) return {};
-  const bool same = kept.packed
-                        ? copy_in(weights.pack).still(weights.params, weights.spec, kept.looks[i])
-                        : group->members[i].weights.still(weights.params, kept.looks[i]);
+  const GroupState::Joined& member = group->members[i];
+  Weights params;
+  if (!read_weights(member, params)) return {};
+  const bool same =
+      kept.packed ? copy_in(member.pack.p).still(params, spec_of_member(member), kept.looks[i])
+                  : member.weights.still(params, kept.looks[i]);
   if (!same) return {};
-  Tensor y = std::move(kept.outputs[i]);
-  kept.outputs[i] = Tensor();
+  Tensor y = std::exchange(kept.outputs[i], Tensor());
   if (--kept.left == 0) {
     kept.drop();
     group->misses = 0;
@@ -186,7 +180,7 @@ bool is_there(GroupState::Joined& member) {
   PyObject* module = weak_target(member.module.p);
   PyObject* own = module ? instance_dict(module) : nullptr;
   if (own && PyDict_GetItem(own, joint_name)) return true;
-  member.stand = Ref();
+  member.linears.clear();
   return false;
 }
 
@@ -200,45 +194,38 @@ std::vector<Tensor> call_group(const Tensor& x, at::TensorList given, std::strin
 }
 
 // The member's own output, the others' kept; undefined if they cannot be computed together.
-Tensor lead(const MemberObject& self, GroupState& group, const Tensor& x) {
-  const size_t count = group.members.size();
+Tensor lead(const MemberObject& self, const std::shared_ptr<GroupState>& group, const Tensor& x) {
+  const size_t count = group->members.size();
   const bool packed = self.packed;
   if (count < 2) return {};
-  c10::SmallVector<MemberWeights, 4> all(count);
-  for (size_t i = 0; i < count; ++i)
-    if (!is_there(group.members[i]) || !all[i].read(group.members[i])) return {};
-  c10::SmallVector<Tensor, 8> given;  // references of our own: another thread may replace them
-  std::vector<int64_t> looks(count);
-  std::string spec;
-  for (size_t i = 0; i < count; ++i) {
-    const MemberWeights& one = all[i];
-    spec.append(i ? ";" : "").append(one.spec);
-    if (packed) {
-      given.push_back(copy_in(one.pack).get(one.params, one.spec, &looks[i]));
-    } else {
-      looks[i] = group.members[i].weights.look(one.params);
-      for (const Tensor* t : one.params) given.push_back(*t);
-    }
-  }
-  if (x.scalar_type() == at::kBFloat16) {
-    c10::SmallVector<Tensor, 8> params;
-    for (const MemberWeights& one : all)
-      for (const Tensor* t : one.params) params.push_back(*t);
-    if (torchweld::composition_is_faster(x, params)) return {};
-  }
+  c10::SmallVector<Tensor, 8> params, copies;  // our own references: others may replace them
   KeptOutputs& kept = kept_outputs;
   kept.drop();
-  kept.copy(x);
+  kept.looks.resize(count);
   int64_t bytes = 0;
-  for (const Tensor& t : given) bytes += int64_t(t.nbytes());
+  for (size_t i = 0; i < count; ++i) {
+    GroupState::Joined& member = group->members[i];
+    Weights own;
+    if (!is_there(member) || !read_weights(member, own)) return {};
+    if (packed) {
+      copies.push_back(copy_in(member.pack.p).get(own, spec_of_member(member), &kept.looks[i]));
+      bytes += copies.back().numel();
+    } else {
+      kept.looks[i] = member.weights.look(own);
+    }
+    if (!packed || x.scalar_type() == at::kBFloat16)
+      for (const Tensor* t : own) params.push_back(*t);
+  }
+  if (x.scalar_type() == at::kBFloat16 && torchweld::composition_is_faster(x, params)) return {};
+  const std::string spec = group->spec;  // a member may join while the lock is given away
+  kept.copy(x);
   {
     std::optional<Unlocked> unlocked;
     if (!packed || bytes > 256 << 10 || x.numel() > 1024) unlocked.emplace();
-    kept.outputs = call_group(x, given, spec, packed);
+    kept.outputs = call_group(x, packed ? copies : params, spec, packed);
   }
-  kept.looks = std::move(looks);
   kept.packed = packed;
-  kept.group = state_of(self.gathering);
+  kept.group = group;
   kept.left = count - 1;
   return std::exchange(kept.outputs[self.index], Tensor());
 }
@@ -246,14 +233,14 @@ Tensor lead(const MemberObject& self, GroupState& group, const Tensor& x) {
 // None if the caller has to do it.
 PyObject* member_forward(PyObject* object, PyObject* input) {
   const auto& member = *reinterpret_cast<MemberObject*>(object);
-  const std::shared_ptr<GroupState> group = state_of(member.gathering);
+  const std::shared_ptr<GroupState>& group = state_of(member.gathering);
   if (group->stopped || !plain_input(input)) Py_RETURN_NONE;
   const Tensor& x = THPVariable_Unpack(input);
   if (gatherable(x)) {
     Tensor y;
     try {
-      y = take(member, group, x);
-      if (!y.defined()) y = lead(member, *group, x);
+      y = take(member.index, group, x);
+      if (!y.defined()) y = lead(member, group, x);
     } catch (const std::exception&) {  // the member alone will do, or has the better message
     }
     if (y.defined()) {
@@ -280,20 +267,36 @@ void gathering_free(PyObject* object) {
   type->tp_free(object);
   Py_DECREF(type);
 }
-// join(weak reference to a module, stand) -> the member's number, the same for the same module.
+// join(module, linears, spec, pack) -> the member's number, the same for the same module. `module` is a weak
+// reference, `linears` a list of the dictionaries that hold the weights and biases.
 PyObject* gathering_join(PyObject* self, PyObject* args) {
-  PyObject *module, *stand;
-  if (!PyArg_ParseTuple(args, "OO", &module, &stand)) return nullptr;
-  if (!PyWeakref_Check(module) || !weak_target(module)) {
-    PyErr_SetString(PyExc_TypeError, "join takes a weak reference to a module");
+  PyObject *module, *linears, *spec, *pack;
+  if (!PyArg_ParseTuple(args, "OO!O!O!", &module, &PyList_Type, &linears, &PyUnicode_Type, &spec,
+                        pack_type, &pack))
+    return nullptr;
+  bool right = PyWeakref_Check(module) && weak_target(module) && PyUnicode_AsUTF8(spec);
+  for (Py_ssize_t i = 0; right && i < PyList_GET_SIZE(linears); ++i)
+    right = PyDict_Check(PyList_GET_ITEM(linears, i));
+  if (!right) {
+    PyErr_SetString(PyExc_TypeError, "join(weak reference to a module, [dict, ...], spec, pack)");
     return nullptr;
   }
-  auto& members = state_of(self)->members;
-  size_t i = 0;
-  while (i < members.size() && weak_target(members[i].module.p) != weak_target(module)) ++i;
-  if (i == members.size()) members.emplace_back().module = Ref(module);
-  members[i].stand = Ref(stand);
-  return PyLong_FromSize_t(i);
+  GroupState& group = *state_of(self);
+  size_t number = 0;
+  while (number < group.members.size() &&
+         weak_target(group.members[number].module.p) != weak_target(module))
+    ++number;
+  if (number == group.members.size()) group.members.emplace_back().module = Ref(module);
+  GroupState::Joined& member = group.members[number];
+  member.linears.clear();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(linears); ++i)
+    member.linears.emplace_back(PyList_GET_ITEM(linears, i));
+  member.spec = Ref(spec);
+  member.pack = Ref(pack);
+  group.spec.clear();
+  for (const GroupState::Joined& one : group.members)
+    group.spec.append(group.spec.empty() ? "" : ";").append(spec_of_member(one));
+  return PyLong_FromSize_t(number);
 }
 PyObject* gathering_calls(PyObject* self, PyObject* index) {
   const size_t i = PyLong_AsSize_t(index);
@@ -305,7 +308,7 @@ PyObject* gathering_stopped(PyObject* self, void*) {
   return PyBool_FromLong(state_of(self)->stopped);
 }
 PyMethodDef gathering_methods[] = {
-    {"join", gathering_join, METH_VARARGS, "join(weak reference to a module, stand) -> number"},
+    {"join", gathering_join, METH_VARARGS, "join(module, linears, spec, pack) -> number"},
     {"calls", gathering_calls, METH_O, "calls(number) -> calls of that member served together"},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef gathering_getset[] = {

@@ -37,13 +37,15 @@ class Membership:
         `single` is for calls that cannot be gathered; None: whoever calls it has to see to them.
         """
         choice = choice_at(self._decision.in_group, rows)
-        if choice is None or ops.compiled is None or not bound.direct:
+        if choice is None or bound.packed is None or not bound.direct:
             return None
         gatherings = self._model.gatherings
         gathering = gatherings.setdefault(self._decision.block.group, ops.compiled.Gathering())
         if gathering.stopped:
             return None
-        self._number = gathering.join(weakref.ref(module), bound.packed)
+        stand = bound.packed.__dict__
+        linears = [linear._parameters for linear in stand["_modules"].values()]
+        self._number = gathering.join(weakref.ref(module), linears, stand["_spec"], stand["_pack"])
         return ops.compiled.GroupMember(gathering, self._number, choice.packed, single)
 
     @property
