@@ -24,7 +24,8 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all test-isas test-clang cross-tools lint format bench-peers bench-models coverage clean
+.PHONY: setup demo test test-all test-isas test-clang cross-tools coverage lint format bench-peers bench-models \
+  model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
 QUIETLY := @scripts/quietly
@@ -96,6 +97,13 @@ cross-tools:
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends \
 	    g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang; }
 
+# Shows which lines and branches of the package the suite leaves out, those of other processes it
+# starts included. No figure is demanded.
+coverage: setup $(VENV)/.minilm
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q; code=$$?; \
+	  $(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=cover; exit $$code
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -118,10 +126,10 @@ bench-peers: $(VENV)/.peers
 bench-models: $(VENV)/.peers
 	$(BIN)/python benchmarks/models.py
 
-coverage: $(VENV)/.peers
-	$(BIN)/python benchmarks/coverage.py
+model-coverage: $(VENV)/.peers
+	$(BIN)/python benchmarks/model_coverage.py
 
 # Leaves the environments, which cost a download; remove .venv* by hand to start from nothing.
 clean:
-	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	rm -f src/torchweld/_C.*.so src/torchweld/_build_info.json .venv*/.built

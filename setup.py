@@ -212,7 +212,7 @@ class BuildTorchweld(build_ext):
 
     def module_path(self) -> Path:
         folder = PACKAGE if self.inplace else Path(self.build_lib) / "torchweld"
-        return folder / ("_C" + sysconfig.get_config_var("EXT_SUFFIX"))
+        return folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
 
     def run(self) -> None:
         module = self.module_path()

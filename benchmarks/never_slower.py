@@ -145,7 +145,8 @@ def main() -> int:
     for i, sample in enumerate(samples(args.samples, args.seed)):
         for where, found in verdicts(sample, args.seed):
             counts[found.verdict] += 1
-            settled += bool(found.interval) and found.interval[0] > TOLERATED
+            if not isinstance(found.interval, NotMeasured):
+                settled += found.interval[0] > TOLERATED
             said = found.speed.reason if isinstance(found.speed, NotMeasured) else found.speed
             print(f"{sample.name:7} {str(sample.dtype)[6:]:9} {where:26} {found.verdict}: {said}")
         left_s = (time.perf_counter() - begun_s) / (i + 1) * (args.samples - i - 1)

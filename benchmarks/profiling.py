@@ -42,6 +42,7 @@ def profiled(target: str, training: bool) -> int:
     if isinstance(profile.step_us, tw.NotMeasured):
         print(f"{target}: {profile.step_us}")
         return 2
+    assert not isinstance(account.explained, tw.NotMeasured)
     steps = int(SECONDS * 1e6 / (6 * profile.step_us))
     steps = min(MOST_STEPS, max(FEWEST_STEPS, steps))
     profile = tw.profile(chosen.model, given, training=training, steps=steps)
@@ -55,6 +56,7 @@ def profiled(target: str, training: bool) -> int:
     quick, complete = seconds < MOST_SECONDS, account.explained >= LEAST_EXPLAINED
     line("seconds, end to end", f"{seconds:.0f}", _word(quick) if full else "")
     line("of the step explained", f"{account.explained:.0%}", _word(complete) if full else "")
+    assert profile.timing is not None
     for check in profile.timing.checks:
         assert check.interval is not None, f"{steps} steps are too few for an interval"
         off = "{:+.1%} ({:+.1%} to {:+.1%})".format(check.error, *check.interval)

@@ -20,6 +20,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,14 +53,15 @@ print(json.dumps({"seconds": seconds, "figures": figures, "peak_kb": peak}))
 TOLERANCE = 0.005
 
 
-def run(python: str, code: str, trace: Path) -> dict:
+def run(python: str, code: str, trace: Path) -> dict[str, Any]:
     done = subprocess.run(
         [python, "-W", "ignore", "-c", code, str(trace)], capture_output=True, text=True
     )
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:]
         raise SystemExit(f"{python} cannot read {trace}: {' '.join(last)}")
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def has_hta(python: str) -> bool:

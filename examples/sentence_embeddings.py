@@ -132,12 +132,12 @@ def main(seconds: float = 12.0, force: bool = False) -> None:
             names=("eager", "welded"),
             budget_s=seconds,
         )
-        if found.verdict == "not measured":
-            print(f"{batch:5}  not measured: {found.reason}")
+        speed = found.speed
+        if isinstance(speed, tw.NotMeasured):
+            print(f"{batch:5}  {speed}")
             continue
-        low, high = found.interval
-        times = f"{found.baseline_us / 1e3:5.1f} ms  {found.candidate_us / 1e3:5.1f} ms"
-        print(f"{batch:5}  {times}  {found.speedup:.2f} ({low:.2f}–{high:.2f}), {found.verdict}")
+        times = f"{speed.before_us / 1e3:5.1f} ms  {speed.after_us / 1e3:5.1f} ms"
+        print(f"{batch:5}  {times}  {speed}, {found.verdict}")
 
 
 if __name__ == "__main__":

@@ -170,12 +170,12 @@ int failures = 0;
 
 // d act(z) / dz by the textbook, with eager's choice at kinks and NaN where eager's formula gives
 // it. In more than fp64, since 1 - t * t and its like lose digits.
-using Wide = long double;
-const Wide kPi = std::acos(Wide(-1));
-Wide derivative_of(Act act, Wide p0, Wide p1, Wide z) {
-  const auto sigmoid = [](Wide v) { return 1 / (1 + std::exp(-v)); };
-  const Wide root = std::sqrt(2 / kPi);
-  const Wide s = sigmoid(z);
+using Extended = long double;
+const Extended kPi = std::acos(Extended(-1));
+Extended derivative_of(Act act, Extended p0, Extended p1, Extended z) {
+  const auto sigmoid = [](Extended v) { return 1 / (1 + std::exp(-v)); };
+  const Extended root = std::sqrt(2 / kPi);
+  const Extended s = sigmoid(z);
   switch (act) {
     case Act::identity:
       return 1;
@@ -188,14 +188,14 @@ Wide derivative_of(Act act, Wide p0, Wide p1, Wide z) {
     case Act::silu:
       return s * (1 + z * (1 - s));
     case Act::gelu:
-      return 0.5L * (1 + std::erf(z / std::sqrt(Wide(2)))) +
+      return 0.5L * (1 + std::erf(z / std::sqrt(Extended(2)))) +
              z * std::exp(-z * z / 2) / std::sqrt(2 * kPi);
     case Act::gelu_tanh: {
-      const Wide t = std::tanh(root * (z + 0.044715L * z * z * z));
+      const Extended t = std::tanh(root * (z + 0.044715L * z * z * z));
       return 0.5L * (1 + t) + 0.5L * z * (1 - t * t) * root * (1 + 3 * 0.044715L * z * z);
     }
     case Act::quick_gelu: {
-      const Wide q = sigmoid(1.702L * z);
+      const Extended q = sigmoid(1.702L * z);
       return q + 1.702L * z * q * (1 - q);
     }
     case Act::tanh:
@@ -205,7 +205,7 @@ Wide derivative_of(Act act, Wide p0, Wide p1, Wide z) {
     case Act::elu:
       return z > 0 ? 1 : p0 * std::exp(z);
     case Act::mish: {
-      const Wide t = std::tanh(std::log1p(std::exp(z)));
+      const Extended t = std::tanh(std::log1p(std::exp(z)));
       return t + z * s * (1 - t * t);
     }
     case Act::hardswish:
@@ -241,9 +241,9 @@ void check_derivative(const char* name, C p0, C p1) {
     C got[L];
     store(got, activation_derivative<act>(load_first(&points[i], int64_t(count)), p0, p1));
     for (size_t j = 0; j < count; ++j) {
-      const Wide x = points[i + j], y = got[j], expected = derivative_of(act, p0, p1, x);
-      const Wide allowed =
-          2 * std::numeric_limits<C>::epsilon() * std::fmax(Wide(1), std::fabs(expected));
+      const Extended x = points[i + j], y = got[j], expected = derivative_of(act, p0, p1, x);
+      const Extended allowed =
+          2 * std::numeric_limits<C>::epsilon() * std::fmax(Extended(1), std::fabs(expected));
       if (y == expected || (y != y && expected != expected) || std::fabs(y - expected) <= allowed)
         continue;
       if (failures++ < 10)

@@ -17,7 +17,7 @@ struct TeamState;  // what the threads of one team share, in team.cpp
 // team attempts anything more.
 struct Team {
   const int thread, size;  // the caller of on_team is thread 0
-  TeamState* const state;  // null for a team of one
+  TeamState* const state;  // null if OpenMP was not asked for threads
 
   void wait_for_all() const;
   bool has_failed() const;               // some thread of the team

@@ -1,6 +1,6 @@
-"""A hidden value, or the output, is changed in place: directly, or through whatever shares memory.
+"""Cases that change a hidden value or the output in place, directly or through shared memory.
 
-A change is part of the value that it changes. What is no chain any more is refused.
+A change becomes part of the changed value. If the result is no longer a chain, it is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from tests.behaviours.harness import Mlp, Steps, X, either, refused, welded
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
-# Aliases of a hidden value [8, 20]. What is done through them is a clamp that ordinary inputs do
-# not come near: numbers on the recorded inputs alone cannot tell.
+# Aliases of a hidden value [8, 20]. The change made through them is a clamp at values that ordinary
+# inputs do not reach, so results on the recorded inputs do not show it.
 ALIASES: dict[str, Callable[[Tensor], object]] = {
     "itself": lambda h: h,
     "a_view": lambda h: h.view(-1),
@@ -54,12 +55,12 @@ ALIASES: dict[str, Callable[[Tensor], object]] = {
     "real": lambda h: h.real,
     "alias_copy_free_to": lambda h: h.to(torch.float32),
     "contiguous": lambda h: h.contiguous(),
-    "from_dlpack": lambda h: torch.from_dlpack(h),
+    "from_dlpack": lambda h: from_dlpack(h),
     "from_numpy": lambda h: torch.from_numpy(h.numpy()),
     "as_tensor": lambda h: torch.as_tensor(h),
     "a_tensor_set_to_its_storage": lambda h: torch.tensor([]).set_(h.untyped_storage()),
 }
-# Other ways to change it in place, that ordinary inputs do not come near either.
+# Other changes in place that ordinary inputs do not reach.
 EDITS: dict[str, Callable[[Tensor], object]] = {
     "iteration": lambda h: [row.clamp_(-50, 50) for row in h],
     "out": lambda h: torch.clamp(h, -50, 50, out=h),
@@ -78,7 +79,7 @@ EDITS: dict[str, Callable[[Tensor], object]] = {
     "an_operator_on_a_view": lambda h: operator.isub(h[:, :9], F.relu(h[:, :9] - 50)),
     "hardtanh_": lambda h: F.hardtanh_(h.view(-1), -50, 50),
     "renorm_": lambda h: h.renorm_(2, 0, 500.0),
-    "set_": lambda h: h.set_(h.clamp(-50, 50)),
+    "set_": lambda h: h.set_(h.clamp(-50, 50)),  # type: ignore[call-overload]
     "new_data": lambda h: setattr(h, "data", h.clamp(-50, 50)),
     "swap_tensors": lambda h: torch.utils.swap_tensors(h, h.clamp(-50, 50)),
     "numpy": lambda h: np.clip(h.numpy(), -50, 50, out=h.numpy()),
@@ -114,7 +115,7 @@ for _name, _edit in EDITS.items():
     _declare(_name, _edit)
 
 
-# ---- changes that leave a chain ----
+# ---- changes after which it is still a chain ----
 
 
 @welded
@@ -260,7 +261,7 @@ def a_view_is_taken_before_and_read_after_the_change() -> Steps:
 
 @refused(r"cases_aliases\.py:\d+")
 def the_hidden_value_is_changed_by_an_activation_of_its_view() -> Steps:
-    """relu_ of one half changes what the other use of the whole reads."""
+    """relu_ on one half also changes the whole value, which is used again."""
 
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Arguments beside x: given or not, by position or by name, other values and kinds of them."""
+"""Cases with arguments other than x: given or not, by position or name, of any value and kind."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def a_tensor_that_enters_the_result() -> Steps:
 
 
 class Unused(Mlp):
-    """Takes what it hardly uses: only whether it is there, and what kind it is."""
+    """Takes an argument and only asks whether it is given, and of what kind it is."""
 
     def forward(self, x: Tensor, cache: Any = None) -> Tensor:
         y: Tensor = self.down(F.gelu(self.up(x)))
@@ -178,7 +178,7 @@ def an_unused_tensor_of_another_rank() -> Steps:
 @welded(inputs=tw.Inputs(X, MASK))
 def something_else_where_an_unused_tensor_was() -> Steps:
     class Model(Mlp):
-        def forward(self, x: Tensor, cache: Any) -> Tensor:
+        def forward(self, x: Tensor, cache: Any) -> Tensor:  # type: ignore[override]
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y if isinstance(cache, Tensor) else y.tanh()
 
@@ -191,7 +191,7 @@ def something_else_where_an_unused_tensor_was() -> Steps:
 @either(inputs=tw.Inputs(X, MASK))
 def the_size_of_an_unused_tensor_decides() -> Steps:
     class Model(Mlp):
-        def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        def forward(self, x: Tensor, cache: Tensor) -> Tensor:  # type: ignore[override]
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y.tanh() if cache.shape[0] > 100 else y
 
@@ -203,7 +203,7 @@ def the_size_of_an_unused_tensor_decides() -> Steps:
 @refused(r"argument.*cases_arguments\.py:\d+", inputs=tw.Inputs(X, torch.ones(8, 1)))
 def another_argument_is_changed() -> Steps:
     class Model(Mlp):
-        def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        def forward(self, x: Tensor, cache: Tensor) -> Tensor:  # type: ignore[override]
             cache.view(-1)[0].add_(1.0)
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y
@@ -217,7 +217,7 @@ def another_argument_is_changed() -> Steps:
 @refused("", inputs=lambda model: model(X, []))
 def a_list_argument_is_appended_to() -> Steps:
     class Model(Mlp):
-        def forward(self, x: Tensor, seen: list[int]) -> Tensor:
+        def forward(self, x: Tensor, seen: list[int]) -> Tensor:  # type: ignore[override]
             seen.append(x.shape[0])
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y
@@ -282,7 +282,7 @@ def all_arguments_are_anonymous() -> Steps:
 @either(inputs=tw.Inputs(X, X))
 def the_same_tensor_twice() -> Steps:
     class Model(Mlp):
-        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y if x is other else y.tanh()
 
@@ -294,7 +294,7 @@ def the_same_tensor_twice() -> Steps:
 @either(inputs=tw.Inputs(X, X.clone()))
 def two_tensors_that_become_one() -> Steps:
     class Model(Mlp):
-        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y if x is not other else y.tanh()
 
@@ -306,7 +306,7 @@ def two_tensors_that_become_one() -> Steps:
 @refused("", inputs=tw.Inputs((X, X)))
 def x_inside_a_tuple() -> Steps:
     class Model(Mlp):
-        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
             y: Tensor = self.down(F.gelu(self.up(pair[0])))
             return y
 
@@ -318,7 +318,7 @@ def x_inside_a_tuple() -> Steps:
 @either(inputs=tw.Inputs(MASK, X))
 def x_is_the_second_argument() -> Steps:
     class Model(Mlp):
-        def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        def forward(self, mask: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y
 

@@ -1,4 +1,4 @@
-"""What forward reads from the module itself changes after welding: attributes, classes, methods."""
+"""Cases that change what forward reads from the module itself: attributes, classes, methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 
 class Flagged(Mlp):
-    """Reads `self.flag`, wherever it stands."""
+    """Reads `self.flag`, wherever it is defined."""
 
     flag: Any
 
@@ -229,6 +229,8 @@ def a_none_attribute_becomes_a_module() -> Steps:
 @welded
 def a_buffer_appears_that_was_none() -> Steps:
     class Model(Mlp):
+        mask: Tensor | None
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mask", None)

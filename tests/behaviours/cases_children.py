@@ -1,4 +1,4 @@
-"""The modules inside a welded one change: replaced, reordered, reset, hooked, parametrised."""
+"""Cases that change modules inside a welded one: replace, reorder, reset, hook, parametrise."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def a_sequential_gets_a_named_child() -> Steps:
 @welded
 def the_children_of_a_sequential_are_reordered() -> Steps:
     def change(model: nn.Sequential) -> None:
-        """The activation comes last now; names and modules are the same."""
+        """Moves the activation to the end; names and modules stay the same."""
         model._modules["1"] = model._modules.pop("1")
 
     yield from before_and_after(sequential(), change)
@@ -90,7 +90,7 @@ class Listed(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(K, K) for _ in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:  # type: ignore[union-attr]
+        for layer in self.layers[:-1]:
             x = torch.tanh(layer(x))
         y: Tensor = self.layers[-1](x)
         return y
@@ -123,7 +123,7 @@ def an_item_of_a_module_list_is_popped() -> Steps:
 
 
 class Chosen(nn.Module):
-    """Its activation stands in a ModuleDict."""
+    """Takes its activation from a ModuleDict."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A welded module inside torch.compile'd code, as far as Dynamo guards what forward reads.
+"""Cases with a welded module in torch.compile'd code, where Dynamo guards what forward reads.
 
-The backend runs what Dynamo has captured as it is: what is tested is which code runs, not what
-Inductor makes of it.
+The backend runs the captured graph as it is: the cases test which code runs, not what Inductor
+makes of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What forward reads from containers and arrays that the module holds."""
+"""Cases in which forward reads from containers and arrays that the module holds."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def a_generator_is_used_up() -> Steps:
     yield model(X)
 
 
-# ---- arrays and tensors that are no parameters ----
+# ---- arrays, and tensors that are not parameters ----
 
 
 @either

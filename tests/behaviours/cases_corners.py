@@ -1,4 +1,4 @@
-"""Ways from a forward to its settings that are easily overlooked."""
+"""Cases in which forward reaches its settings in ways that are easily overlooked."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.behaviours.harness import (
     X,
     before_and_after,
     either,
-    fixed,
     refused,
     welded,
 )
+from tests.support.helpers import fixed
 from torch import Tensor, nn
 
 LONG = torch.cat([X, X])
 
 
 class Asking(Mlp):
-    """Ends in tanh where a condition of the module and of x holds."""
+    """Ends in tanh if a condition on the module and x holds."""
 
     def __init__(self, condition: Callable[[Any, Tensor], Any], **attributes: Any) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def an_attribute_of_a_metaclass_changes() -> Steps:
 
 @either
 def another_dictionary_takes_the_place_of_an_objects_own() -> Steps:
-    config = Config(flag=False)
+    config: Any = Config(flag=False)
     yield from before_and_after(
         Asking(lambda *_: config.flag), lambda _: setattr(config, "__dict__", {"flag": True})
     )
@@ -156,7 +156,7 @@ def a_flatten_of_all_but_the_last_dimension() -> Steps:
     yield model(X.view(2, 4, K))
 
 
-# ---- reached in other ways ----
+# ---- settings reached in other ways ----
 
 
 @refused("a module outside of it")

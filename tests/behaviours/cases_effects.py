@@ -1,4 +1,4 @@
-"""What forward does besides returning a value: it has to happen at every call."""
+"""Cases in which forward has side effects: they must happen at every call."""
 
 from __future__ import annotations
 

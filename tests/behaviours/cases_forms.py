@@ -1,4 +1,4 @@
-"""Forms of a block: gates, residuals, calls of itself."""
+"""Cases with different forms of a block: gates, residuals, recursive calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forward reads beside the module: globals, closures, helpers, defaults, the world."""
+"""Cases in which forward reads outside the module: globals, closures, defaults, the clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ACT, _ACT_CODE = act, act.__code__
 
 
 def _reset() -> None:
-    """What the cases here change, as it was."""
+    """Resets everything that the cases in this file change."""
     globals().update(SCALE=1.0, act=_ACT)
     _ACT.__code__ = _ACT_CODE
     TABLE.clear()
@@ -55,7 +55,7 @@ def _set_global(name: str, value: object) -> Callable[[object], None]:
 
 
 def _model(after: Callable[[Tensor], Tensor] | None = None) -> type[Mlp]:
-    """An MLP whose output goes through `after`, a closure."""
+    """An MLP whose output goes through the closure `after`."""
 
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:
@@ -225,9 +225,8 @@ def a_keyword_default_of_a_helper_is_replaced() -> Steps:
     def finish(y: Tensor, *, bounded: bool = False) -> Tensor:
         return y.tanh() if bounded else y
 
-    yield from before_and_after(
-        _model(finish)(), lambda _: finish.__kwdefaults__.update(bounded=True)
-    )
+    defaults: Any = finish.__kwdefaults__
+    yield from before_and_after(_model(finish)(), lambda _: defaults.update(bounded=True))
 
 
 @welded
@@ -322,7 +321,7 @@ def a_list_in_a_closure_changes() -> Steps:
 
 @welded
 def a_function_in_a_closure_is_replaced() -> Steps:
-    act = F.gelu
+    act: Any = F.gelu
 
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:
@@ -335,7 +334,7 @@ def a_function_in_a_closure_is_replaced() -> Steps:
     yield model(X)
 
 
-# ---- callables that cannot be looked into, and the world ----
+# ---- callables that cannot be inspected, and the outside world ----
 
 
 @either

@@ -1,4 +1,4 @@
-"""Hooks and parametrisations come and go around a welded module and inside it."""
+"""Cases that add and remove hooks and parametrisations, on a welded module and inside it."""
 
 from __future__ import annotations
 

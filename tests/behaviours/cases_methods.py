@@ -1,4 +1,4 @@
-"""Methods, properties, descriptors and the class itself change after welding."""
+"""Cases that change methods, properties, descriptors and the class itself after welding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 
 class Acting(Mlp):
-    """Its activation is a method."""
+    """Has a method as its activation."""
 
     def act(self, h: Tensor) -> Tensor:
         return F.gelu(h)
@@ -39,7 +39,7 @@ def a_method_is_replaced_on_the_instance_by_a_function() -> Steps:
 
 @welded
 def a_method_is_replaced_on_the_instance_by_a_module() -> Steps:
-    """A module goes to `_modules`, where the method still hides it."""
+    """Sets a module, which goes to `_modules`, where the method still hides it."""
     yield from before_and_after(Acting(), lambda m: setattr(m, "act", nn.ReLU()))
 
 
@@ -182,7 +182,7 @@ def a_cached_property_is_cleared() -> Steps:
         def flag(self) -> bool:
             return self.source
 
-    def change(model: nn.Module) -> None:
+    def change(model: Model) -> None:
         model.source = True
         vars(model).pop("flag", None)
 

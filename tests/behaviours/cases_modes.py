@@ -1,4 +1,4 @@
-"""Modes that a call is made in: gradients, inference, autocast, training, transforms, tracing."""
+"""Cases that call in different modes: gradients, inference, autocast, training."""
 
 from __future__ import annotations
 

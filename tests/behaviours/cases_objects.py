@@ -1,4 +1,4 @@
-"""What forward reads from objects that the module holds: configs, containers, callables, arrays."""
+"""Cases in which forward reads from objects that the module holds: configs and callables."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def a_field_of_a_config_names_the_activation() -> Steps:
             self.config = Config()
 
         def forward(self, x: Tensor) -> Tensor:
-            act = {"gelu": F.gelu, "relu": F.relu}[self.config.act]
+            act: Any = {"gelu": F.gelu, "relu": F.relu}[self.config.act]
             y: Tensor = self.down(act(self.up(x)))
             return y
 
@@ -213,7 +213,7 @@ def an_enum_member_is_replaced() -> Steps:
 
 
 class Calling(Mlp):
-    """Its activation is whatever `self.act` holds."""
+    """Has `self.act` as its activation."""
 
     def __init__(self, act: Any) -> None:
         super().__init__()

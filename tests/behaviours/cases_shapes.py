@@ -1,4 +1,4 @@
-"""Calls on other shapes, rows, layouts and values than those that were recorded."""
+"""Cases that call with shapes, rows, layouts and values that were not recorded."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def tokens_are_flattened_and_given_their_shape_back() -> Steps:
 
 
 class RowRanged(Mlp):
-    """Recorded on 4 and on 32 rows; what is between is proved, or not covered."""
+    """Recorded on 4 and on 32 rows; numbers between are proved valid, or not covered."""
 
 
 ROWS = [fixed(4, K), fixed(32, K)]
@@ -150,7 +150,7 @@ def rows_between_those_recorded() -> Steps:
 
 
 def _branching_on_rows(name: str, source: str) -> None:
-    """A branch that goes another way only for rows that were not recorded."""
+    """Takes another branch only for numbers of rows that were not recorded."""
 
     def steps() -> Steps:
         namespace: dict[str, object] = {}

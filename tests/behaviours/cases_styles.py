@@ -1,4 +1,4 @@
-"""Ways to write a forward. However it is written, it is what it computes that counts."""
+"""Cases that write a forward in different ways: only what it computes counts."""
 
 from __future__ import annotations
 

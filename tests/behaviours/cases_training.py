@@ -1,4 +1,4 @@
-"""Blocks welded for training: outputs and every gradient are the original's."""
+"""Cases welded for training: outputs and all gradients must be those of the original."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def data_of_a_hidden_value() -> Steps:
 
 @either(training=True)
 def a_hidden_value_is_clamped_through_data() -> Steps:
-    """Values are clamped; gradients are not."""
+    """Clamps values, but not their gradients."""
 
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def a_branch_on_the_grad_mode_in_training() -> Steps:
 
 
 class Straight(torch.autograd.Function):
-    """relu whose gradient passes straight through."""
+    """A relu whose gradient is passed straight through."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A welded module under transforms, modes that watch, in other threads."""
+"""Cases with a welded module under transforms, under modes that observe ops, in other threads."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def gradients_by_torch_func() -> Steps:
     yield torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, X)
 
 
-# ---- modes that watch ----
+# ---- modes that observe ops ----
 
 
 @welded
@@ -160,7 +160,7 @@ def scripting_and_compiling_are_asked_for() -> Steps:
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.down(F.gelu(self.up(x)))
-            asked = torch.jit.is_scripting() or torch.compiler.is_compiling()
+            asked = torch.jit.is_scripting() or torch.compiler.is_compiling()  # type: ignore[attr-defined]
             return y.tanh() if asked else y
 
     model = yield Model()

@@ -1,4 +1,4 @@
-"""Values that are not ordinary numbers, dtypes and kinds of tensors that were not recorded."""
+"""Cases with unusual values, and with dtypes and kinds of tensors that were not recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def _with(*values: float) -> Tensor:
-    """X with such values in its rows, one a row."""
+    """X with each of these values in one row."""
     x = X.clone()
     for row, value in enumerate(values):
         x[row, row] = value
@@ -39,7 +39,7 @@ def hard_values_through_relu() -> Steps:
 
 
 def _not_for_ordinary_numbers(name: str, source: str) -> None:
-    """An activation that differs from a known one for odd values alone."""
+    """Has an activation that differs from a known one for unusual values alone."""
 
     def steps() -> Steps:
         namespace: dict[str, object] = {"torch": torch, "F": F}
@@ -153,7 +153,7 @@ def a_branch_on_the_dtype() -> Steps:
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             if x.dtype == torch.float64:
-                return self.down(F.relu(self.up(x.float()))).double()  # type: ignore[no-any-return]
+                return self.down(F.relu(self.up(x.float()))).double()
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y
 
@@ -262,7 +262,7 @@ def a_tensor_of_the_default_dtype_enters() -> Steps:
 
 
 class Tagged(Tensor):
-    """A subclass that changes nothing but the type of results."""
+    """A subclass that only changes the type of results."""
 
 
 @welded
@@ -376,7 +376,7 @@ def its_argument_gets_another_shape() -> Steps:
 
 @either
 def its_argument_is_returned_changed() -> Steps:
-    """A gated sum into the argument: the output is the argument itself."""
+    """Adds a gated sum to its argument in place: the output is the argument itself."""
 
     class Model(Mlp):
         def forward(self, x: Tensor) -> Tensor:

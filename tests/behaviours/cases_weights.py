@@ -1,4 +1,4 @@
-"""Parameters, buffers and copies of a welded module: whatever becomes of them is followed."""
+"""Cases that change parameters, buffers and copies of a welded module: calls must follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 
 class Picklable(Mlp):
-    """At the top of a file, as pickle wants it."""
+    """At the top level of the file, as pickle requires."""
 
     flag = False
 
@@ -117,7 +117,7 @@ def a_bias_is_taken_away() -> Steps:
 
 @welded
 def a_bias_appears() -> Steps:
-    model = Mlp()
+    model: Any = Mlp()
     model.up.bias = None
     yield from before_and_after(model, lambda m: setattr(m.up, "bias", nn.Parameter(torch.ones(H))))
 

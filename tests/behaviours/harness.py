@@ -1,8 +1,8 @@
-"""Runs a behaviour twice, on a plain model and on a welded one, and compares.
+"""Runs a case twice, on a plain model and on a welded one, and compares the results.
 
-A case is a generator. It yields a fresh model, gets it back (welded in one of the two runs, plain
-in the other), and from then on does what a user might do: calls it, changes something, calls it
-again. Everything it yields then (outputs, gradients, side effects) must be the same in both runs.
+A case is a generator. It first yields a fresh model, and gets it back: welded in one run, plain in
+the other. Then it does what a user might do: calls the model, changes something, calls it again.
+Everything it yields (outputs, gradients, side effects) must be the same in both runs.
 
     @welded
     def a_flag_is_set_on_the_instance() -> Steps:
@@ -12,8 +12,8 @@ again. Everything it yields then (outputs, gradients, side effects) must be the 
         model.flag = True
         yield model(X)
 
-Each run begins with a call of the case itself, so classes, closures and functions made inside are
-each run's own, and globals that a case sets at its beginning start afresh.
+Each run begins with a call of the case itself, so each run has its own classes, closures and
+functions, and globals that a case sets at its beginning are set anew.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ import torchweld as tw
 from torchweld.welds.swapping.swap import stats, welded_paths
 
 K, H = 12, 20
-X = fixed(8, K)  # what a case is recorded on, unless it says otherwise
+X = fixed(8, K)  # the recorded input, unless a case gives another
 
 Steps = Generator[Any, Any, None]
 
 
 class Mlp(nn.Module):
-    """What most cases are made of."""
+    """The model of most cases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Mlp(nn.Module):
 
 
 class Around(nn.Module):
-    """A model with an MLP inside, at "mlp", and a norm before it: the MLP alone can be welded."""
+    """A model with a norm and an MLP at "mlp": only the MLP can be welded."""
 
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
@@ -66,17 +66,17 @@ class Around(nn.Module):
         return y
 
 
-# ---- declaring ----
+# ---- declaring cases ----
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     steps: Callable[[], Steps]
     expect: str  # "welded", "refused" or "either"
-    reason: str = ""  # a pattern that the refusal has to match
-    inputs: Any = None
-    path: str = ""  # of the module that is to be welded or refused
-    training: bool = False
+    reason: str = ""  # a pattern that the refusal must match
+    inputs: Any = None  # that the model is recorded on
+    path: str = ""  # of the module that must be welded or refused
+    training: bool = False  # whether it is welded for training
 
     @property
     def name(self) -> str:
@@ -112,21 +112,21 @@ def _declare(expect: str, reason: str = "") -> Callable[..., Any]:
     return declare
 
 
-# The whole module has to be welded, and its first result to come from the op.
+# The whole module must be welded, and its first result must come from the op.
 welded = _declare("welded")
-# Right answers are all that is asked for.
+# The module may be welded or refused; only results count.
 either = _declare("either")
 
 
 def refused(reason: str, **settings: Any) -> Callable[..., Any]:
-    """The whole module must not be welded, and the plan says why, and where."""
+    """The whole module must be refused, and the plan must say why and where."""
     declare = _declare("refused", reason)
     return functools.partial(declare, **settings) if settings else declare
 
 
 @dataclass(frozen=True)
 class Inside:
-    """A result of a call within what was recorded: the op has to run."""
+    """A result of a call that is covered by the recorded ones: the op must run."""
 
     value: Any
 
@@ -136,7 +136,7 @@ def inside(value: Any) -> Inside:
 
 
 def attempt(call: Callable[[], Any]) -> Any:
-    """What a call gives, or the type of what it raises."""
+    """The result of a call, or the type of the exception it raises."""
     try:
         return call()
     except Exception as error:
@@ -144,7 +144,7 @@ def attempt(call: Callable[[], Any]) -> Any:
 
 
 def before_and_after(model: nn.Module, change: Callable[[Any], object]) -> Steps:
-    """The commonest case: a call, a change to the model or to what it reads, the same call."""
+    """The most common steps: a call, a change of something the model reads, the same call."""
     made = yield model
     yield made(X)
     change(made)
@@ -152,14 +152,14 @@ def before_and_after(model: nn.Module, change: Callable[[Any], object]) -> Steps
 
 
 def on_other_inputs(model: nn.Module) -> Steps:
-    """A call on other values, which the op takes, and one on another number of dimensions."""
+    """Steps with a call on other values, which the op serves, and one on other dimensions."""
     made = yield model
     yield made(X)
     yield inside(made(2 * X))
     yield made(X.view(2, 4, K))
 
 
-# ---- running ----
+# ---- running cases ----
 
 
 @dataclass
@@ -167,13 +167,13 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     welded: bool = False
     refusal: str = ""
-    inside: int = 0  # results that the op had to give
-    ran: int = 0  # those that it gave
+    inside: int = 0  # results that the op had to compute
+    ran: int = 0  # results among them that it did compute
 
 
 @functools.cache
 def outcome_of(case: Case) -> Outcome:
-    """Both runs of a case, compared; each case runs once a process."""
+    """Runs a case both ways and compares; each case runs once per process."""
     outcome = Outcome()
     expected = list(_results(case, None))
     got = _results(case, outcome)
@@ -190,7 +190,7 @@ def outcome_of(case: Case) -> Outcome:
         if wrong:
             outcome.problems.append(f"result {number}: {wrong}")
     else:
-        if list(got):  # and the case comes to its end
+        if list(got):  # also runs the case to its end
             outcome.problems.append("there are more results than the original gives")
     got.close()
     _judge(case, outcome)
@@ -202,7 +202,7 @@ def _judge(case: Case, outcome: Outcome) -> None:
     if case.expect == "welded" and not outcome.welded:
         outcome.problems.append(f"{at} is not welded: {outcome.refusal}")
     if case.expect == "refused" and outcome.welded:
-        outcome.problems.append(f"{at} is welded; it is to be refused for {case.reason!r}")
+        outcome.problems.append(f"{at} is welded; it must be refused for {case.reason!r}")
     elif case.expect == "refused" and not (
         outcome.refusal and re.search(case.reason, outcome.refusal, re.IGNORECASE)
     ):
@@ -211,8 +211,8 @@ def _judge(case: Case, outcome: Outcome) -> None:
         )
 
 
-def _results(case: Case, outcome: Outcome | None) -> Iterator[Any]:
-    """What one run yields; of the welded model if there is an outcome to note it in."""
+def _results(case: Case, outcome: Outcome | None) -> Steps:
+    """What one run yields. With an outcome, the model is welded, and the outcome filled in."""
     torch.manual_seed(0)
     steps = case.steps()
     model = next(steps)
@@ -237,7 +237,7 @@ def _results(case: Case, outcome: Outcome | None) -> Iterator[Any]:
 
 
 def _kept(value: Any) -> Any:
-    """As it is now: a later step may change it."""
+    """A copy of the present value: a later step may change it."""
     if not isinstance(value, Tensor) or value.is_meta:
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)
@@ -254,7 +254,7 @@ def _weld(case: Case, model: nn.Module, outcome: Outcome) -> None:
 
 
 def _counts(model: nn.Module, path: str) -> tuple[int, int]:
-    """Runs of the kernel in this thread, and calls at `path` that were left to the original."""
+    """Number of kernel runs in this thread, and of calls at `path` that ran the original."""
     found = stats(model).get(path)
     return last_run()["calls"], sum(found.originals.values()) if found else 0
 
@@ -265,23 +265,23 @@ def _ran(before: tuple[int, int], after: tuple[int, int]) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A welded module says in a warning that it runs its original code; here that is no error."""
+    """Ignores the warnings of a welded module that it runs its original code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torchweld: ")
         yield
 
 
-# ---- comparing ----
+# ---- comparing results ----
 
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def difference(got: Any, want: Any) -> str:
-    """What is not the same, in words, or nothing."""
+    """The first difference in words; "" if there is none."""
     got_leaves, got_tree = tree_flatten(got)
     want_leaves, want_tree = tree_flatten(want)
     if got_tree != want_tree:
-        return f"{_in_words(got)} is not built as {_in_words(want)}"
+        return f"{_in_words(got)} does not have the structure of {_in_words(want)}"
     for a, b in zip(got_leaves, want_leaves, strict=True):
         wrong = _tensors_differ(a, b) if isinstance(b, Tensor) else _values_differ(a, b)
         if wrong:
@@ -311,7 +311,7 @@ def _tensors_differ(got: Any, want: Tensor) -> str:
             return f"{what} is {a}, not {b}"
     got, want = got.detach(), want.detach()
     if not want.is_floating_point():
-        return "" if torch.equal(got, want) else "other integers"
+        return "" if torch.equal(got, want) else "integers differ"
     kinds_differ = (got.isnan() != want.isnan()) | ((got != want) & (got.isinf() | want.isinf()))
     kinds_differ &= ~(got.isnan() & want.isnan())
     if kinds_differ.any():
@@ -323,7 +323,7 @@ def _tensors_differ(got: Any, want: Tensor) -> str:
     off, sizes = (got - want)[finite].abs(), want[finite].abs()
     largest = sizes.max().item()
     tolerance = _TOLERANCE.get(want.dtype, 1e-4)
-    allowed = tolerance * (sizes + max(largest, 1e-2))  # what is tiny altogether may be mere noise
+    allowed = tolerance * (sizes + max(largest, 1e-2))  # if all values are tiny, it may be noise
     if (off > allowed).any():
         return f"off by {off.max().item():.3g}, where {largest:.3g} is the largest"
     return ""

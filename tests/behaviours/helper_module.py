@@ -1,4 +1,4 @@
-"""A module of its own with helpers and a global, for cases that change them."""
+"""A separate Python module with helper functions and a global, for cases that change them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Random forwards as source text, and what a user might do with such a module: one of each a seed.
+"""Writes random forwards as source text, with steps that a user might take: one module per seed.
 
-`generate(seed)` writes a module that is a chain at heart, with things around it that forwards have:
+`generate(seed)` writes a module that computes a chain, with additions that forwards often have:
 branches on attributes, arguments, shapes and modes, helpers, configs, tables, changes in place
-through aliases, residuals. Beside the source it gives *steps*: calls on what was recorded and on
-other inputs, and changes of whatever the source reads. `judge(seed)` carries the steps out twice,
-on a welded module and on its unwelded twin, each with a namespace of its own.
+through aliases, residuals. It also gives *steps*: calls on recorded and on other inputs, and
+changes of things that the source reads. `judge(seed)` runs the steps twice, on a welded module and
+on its unwelded twin, each in its own namespace.
 
     python -m tests.behaviours.random_forwards 17 2000-2100
 
-replays seeds: it prints source and steps of one, and what is wrong, if anything is.
+replays seeds: it prints source and steps of a single seed, and of every seed with a problem.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tests.support.helpers import fixed, last_run
 import torchweld as tw
 from torchweld.welds.swapping.swap import welded_paths
 
-# What a module is recorded on, and calls inside of that.
+# A call -> the inputs to record on, so that the call is covered.
 RECORDED = {
     "m(X)": ("X",),
     "m(torch.cat([X, X]))": ("X[:4]", "torch.cat([X, X])"),
     "m(X.view(2, 4, K))": ("X", "X.view(2, 4, K)"),
 }
 MASKED = {"m(X, mask=MASK)": ("tw.Inputs(X, mask=MASK)",)}
-# Calls that may lie outside.
+# Calls that may not be covered.
 CALLS = (
     "m(X[:3])",
     "m(X)",
@@ -70,7 +70,7 @@ CALLS = (
     "m(X.requires_grad_())",
 )
 MODES = ("torch.enable_grad()", "torch.inference_mode()", "torch.autocast('cpu', torch.bfloat16)")
-UNCHANGED = 2  # calls on what was recorded, before anything else is done
+UNCHANGED = 2  # first steps: covered calls before any change
 NOT_WITH_GRADIENTS = ("out=", ".chunk(", ".unbind(")  # torch itself raises
 GRADIENTS = "torch.autograd.grad(m(X).sum(), list(m.parameters()), allow_unused=True)"
 
@@ -79,13 +79,13 @@ GRADIENTS = "torch.autograd.grad(m(X).sum(), list(m.parameters()), allow_unused=
 class Forward:
     seed: int
     source: str
-    inputs: tuple[str, ...]  # that it is recorded on, as expressions
-    steps: tuple[str, ...]  # statements: calls set `r`
-    training: bool
+    inputs: tuple[str, ...]  # to record on, as expressions
+    steps: tuple[str, ...]  # statements; a call sets `r`
+    training: bool  # whether it is welded for training
 
     @property
     def has_source_file(self) -> bool:
-        """Half of them look like code from a file, the others like code from nowhere."""
+        """Half of the modules look like code from a file, the others have no file."""
         return self.seed % 2 == 0
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Forward:
 @dataclass(kw_only=True)
 class Outcome:
     welded: bool = False
-    ran: bool = True  # the op, in the first calls, which are inside of what was recorded
+    ran: bool = True  # whether the op ran in the first calls, which are covered
     problems: list[str] = field(default_factory=list)
 
 
@@ -129,7 +129,7 @@ def _call(rng: random.Random, recorded: str) -> str:
 
 
 def judge(seed: int, *, weld: bool = True) -> Outcome:
-    """Both twins through all steps, compared; the outcome says what differs."""
+    """Runs all steps on both twins and compares; the outcome says what differs."""
     made = generate(seed)
     outcome = Outcome()
     plain, welded = _namespace(made), _namespace(made)
@@ -153,7 +153,7 @@ def judge(seed: int, *, weld: bool = True) -> Outcome:
 
 
 def _namespace(made: Forward) -> dict[str, Any]:
-    """The source carried out, and its module as `m`, with the same weights every time."""
+    """Runs the source; the module is `m`, with the same weights every time."""
     file = f"<random forward {made.seed}>"
     if made.has_source_file:
         file = f"random_forward_{made.seed}.py"
@@ -167,9 +167,9 @@ def _namespace(made: Forward) -> dict[str, Any]:
 
 
 def _inputs() -> dict[str, Any]:
-    """Fresh ones for every step: forwards may change them."""
+    """Fresh inputs for every step, because forwards may change them."""
     hard = fixed(8, K)
-    # No Inf: torch's own gelu(Inf) is NaN where it is vectorised, and Inf elsewhere.
+    # No Inf: torch's own gelu(Inf) is NaN if it is vectorised, and Inf otherwise.
     hard[0, 0], hard[1, 1], hard[2] = float("nan"), 1e30, 1e4
     tagged = fixed(8, K)
     tagged.tag = True  # type: ignore[attr-defined]
@@ -194,7 +194,7 @@ def _weld(made: Forward, names: dict[str, Any], outcome: Outcome) -> None:
 
 
 def _done(step: str, number: int, names: dict[str, Any]) -> Any:
-    """What a step gives and left behind, and the inputs after it; or the type of what it raises."""
+    """A step's result, its effects, and the inputs after it; or the type of its exception."""
     inputs = _inputs()
     names |= {**inputs, "r": None}
     torch.manual_seed(number)
@@ -217,7 +217,7 @@ def report(seed: int, outcome: Outcome) -> str:
     )
 
 
-# ---- by hand ----
+# ---- replaying by hand ----
 
 
 def _seeds(words: list[str]) -> Iterator[int]:

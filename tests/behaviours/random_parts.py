@@ -1,8 +1,8 @@
-"""Parts of random forwards that read something, and what a user may do to it afterwards.
+"""Writes parts of random forwards that read something, and changes that a user may make to it.
 
-An activation is replaced by atan: of large values, sin would tell rounding from rounding.
-Each part is a function of the writer: it adds globals, attributes or methods to the source, adds
-to `changes`, and gives a line of forward (activations) or an expression (reads).
+A part is a function of the writer. It adds globals, attributes or methods to the source, adds to
+`changes`, and gives a line of forward (activations) or an expression (reads). Changes replace an
+activation by atan: sin would turn small rounding errors of large values into large ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FUNCTIONS = ("F.relu", "F.gelu", "F.silu", "torch.tanh", "torch.sigmoid")
 MODULES = ("nn.ReLU()", "nn.GELU()", "nn.SiLU()", "nn.Tanh()", "nn.LeakyReLU(0.1)")
-# As relu for ordinary numbers, and not for others.
+# Equal to relu for ordinary numbers only.
 NEARLY = (
     "torch.where(h > 0, h, 0.0)",
     "F.relu(h).masked_fill(h != h, 0.0)",
@@ -159,7 +159,7 @@ ACTIVATIONS: tuple[Callable[[Writer], str], ...] = (
 )
 
 
-# ---- questions about what can change: each gives an expression that is false at first ----
+# ---- reads of things that can change: each gives an expression that is false at first ----
 
 
 def _instance(w: Writer) -> str:

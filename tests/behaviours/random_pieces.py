@@ -1,7 +1,7 @@
-"""The pieces that random forwards are written of.
+"""Writes random forwards from small pieces.
 
-A piece adds what it needs to the source (globals, attributes, methods), gives a few lines of
-`forward`, and adds to `changes` what a user might do later to what those lines read.
+A piece adds what it needs to the source (globals, attributes, methods) and gives a few lines of
+`forward`. It adds to `changes` what a user might later do to the things that those lines read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import random
 
 from tests.behaviours.random_parts import ACTIVATIONS, READS
 
-K = 8  # features that come in
+K = 8  # input features
 WIDTHS = (8, 8, 12)
 
-# What a branch does to a value that is not to be done when recorded.
+# Done to a value in branches that are not taken when recorded.
 EFFECTS = (
     "{v} = {v} * 2.0",
     "{v} = {v}.tanh()",
@@ -24,7 +24,7 @@ EFFECTS = (
     "{v} = torch.where({v} > 0, {v}, 0.0)",
 )
 
-# Changes in place that ordinary inputs do not come near.
+# Changes in place that ordinary inputs do not reach.
 EDITS = (
     "{v}.view(-1).clamp_(-50, 50)",
     "{v}[..., :2].clamp_(-50, 50)",
@@ -44,10 +44,10 @@ EDITS = (
     "x.view(-1).clamp_(-50, 50)",
 )
 
-# What is done besides computing.
+# Side effects.
 NOTES = ("LOG.append(len(x))", "LOG.append(h.dim())", "self.calls = getattr(self, 'calls', 0) + 1")
 
-# Questions about the call: (the question, what else the source needs).
+# Conditions on the call: (the condition, what else the source needs).
 QUESTIONS = (
     "flag",
     "mask is not None",
@@ -75,7 +75,7 @@ QUESTIONS = (
     "not isinstance(x, torch.Tensor) or type(x) is not torch.Tensor",
     "hasattr(x, 'tag')",
 )
-# Of a mask that every recorded call gives, and that does not enter the result.
+# Conditions on a mask that every recorded call gives and that does not affect the result.
 MASK_QUESTIONS = (
     "mask is None",
     "mask is x",
@@ -87,7 +87,7 @@ MASK_QUESTIONS = (
 
 
 class Writer:
-    """One random module."""
+    """Writes one random module."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -105,7 +105,7 @@ class Writer:
     def source(self) -> str:
         self._write_layers()
         self._write_changes_of_any_module()
-        # Some forwards take nothing beside x.
+        # Some forwards take x alone.
         given = self.masked or any("flag" in line or "mask" in line for line in self._forward)
         plain = not given and self.rng.random() < 0.5
         signature = "self, x" if plain else "self, x, flag=False, mask=None"
@@ -213,7 +213,7 @@ class Writer:
         self._number += 1
         return self._number
 
-    # ---- what can be done to any module ----
+    # ---- changes that any module allows ----
 
     def _write_changes_of_any_module(self) -> None:
         self.changes += self.rng.sample(

@@ -1,6 +1,6 @@
-"""What torchweld promises, one behaviour at a time: a welded model gives what the original gives.
+"""Tests what torchweld promises, case by case: a welded model gives what the original gives.
 
-A behaviour is a case in one of the `cases_*.py` beside this file; harness.py says how they read.
+The cases are in the `cases_*.py` beside this file; harness.py says how to read them.
 `pytest tests/behaviours -k name_of_a_case` runs one.
 """
 
@@ -31,7 +31,7 @@ def test_a_welded_model_gives_what_the_original_gives(case: Case) -> None:
 
 
 def test_a_lie_would_be_found() -> None:
-    """The harness itself: a result that betrays whether the model is welded is a problem."""
+    """Tests the harness: a result that depends on whether the model is welded is a problem."""
 
     def lying() -> Steps:
         model = yield Mlp()
@@ -64,7 +64,7 @@ def test_names_are_unique() -> None:
 
 
 def test_refusing_everything_is_no_way_out() -> None:
-    """Half of all behaviours, and that of many, are welded."""
+    """At least half of the cases are welded, and there are many cases."""
     assert len(CASES) >= 150
     assert sum(case.expect == "welded" for case in CASES) >= len(CASES) / 2
     assert sum(outcome_of(case).welded for case in CASES) >= len(CASES) / 2

@@ -1,4 +1,4 @@
-"""No random forward, welded by force, gives anything but what its unwelded twin gives."""
+"""Tests that random forwards, welded by force, give what their unwelded twins give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUITE, ALL, AT_ONCE = 500, 10_000, 50
 
 
 def test_twins_that_are_not_welded_agree() -> None:
-    """Else a difference would say nothing about welding."""
+    """Otherwise a difference would not be due to welding."""
     for seed in range(20):
         assert not judge(seed, weld=False).problems
 

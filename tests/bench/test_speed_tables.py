@@ -30,7 +30,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine import kernel_build
 from torchweld.ops.backends import reference_backend
-from torchweld.plans.known_speeds import FORM, KnownSpeed, SpeedCell, table_text
+from torchweld.plans.known_speeds import KnownSpeed, SpeedCell, SpeedTable, table_text
 
 NEEDS_KERNELS = pytest.mark.skipif(
     kernel_build.build_problem() is not None, reason="needs the compiled kernels"
@@ -188,7 +188,7 @@ def test_a_table_has_both_ways_of_every_cell() -> None:
         ("packed", True, "faster", 2.0),
         ("natural", True, "slower", 0.5),
     ]
-    assert FORM.parse(table_text(table)) == table
+    assert SpeedTable.from_json(table_text(table)) == table
 
 
 def test_intervals_are_rounded_outwards() -> None:

@@ -215,7 +215,7 @@ def test_every_combination_of_lists_is_measured(bench: Bencher) -> None:
         (("--callers", "5000"), "callers are 5000; expected at most 1000"),
         (("--seed", "-1"), "seed is -1; expected a whole number from 0"),
         (("gpt", "--seed", "4294967296"), "seed is 4294967296; expected"),
-        (("--history", "runs.sqlite"), "is the file that --save NAME keeps a run in; add that"),
+        (("--history", "runs.sqlite"), "is where --save NAME keeps a run; add --save NAME"),
         (("--json", "--csv"), "give one, and --out for the other"),
         (("--input", "8x8"), "--input goes with a TARGET"),
         (("--plan", "plan.json"), "--plan goes with a TARGET"),

@@ -37,4 +37,4 @@ def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_how_long_to_measure_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fuse", "policy", "--quick", "--budget", "30"]) == 2
-    assert "--quick and --budget each say how long" in capsys.readouterr().err
+    assert "--quick and --budget each set the time" in capsys.readouterr().err

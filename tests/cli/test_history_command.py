@@ -18,7 +18,7 @@ from torchweld.cli import fuse_command as fuse_verb
 from torchweld.cli import profile_command as profile_verb
 from torchweld.cli.main import run
 from torchweld.core.speeds import Speed
-from torchweld.history import Fingerprint, History, store
+from torchweld.history import Fingerprint, History, fingerprint_here, store
 from torchweld.plans import planner, whole_model
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import PlanWithRounds
@@ -160,11 +160,12 @@ def test_series_of_log_ratios_are_speed_ups(say: Say) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """A run `there` of another machine."""
-    real = store.fingerprint_here
 
     def other() -> Fingerprint:
         versions = {"openvino": "1.0"}
-        return replace(real(), key="0123456789ab", cpu="Z80", threads=64, versions=versions)
+        return replace(
+            fingerprint_here(), key="0123456789ab", cpu="Z80", threads=64, versions=versions
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "fingerprint_here", other)
@@ -338,7 +339,7 @@ def test_what_cannot_be_kept_is_found_before_anything_is_measured(
     path.write_text("not a database, but long enough to be looked at as one" * 20)
     code, _, err = say(verb, "policy", "--save", "main")
     assert code == 2
-    assert "no SQLite file" in err
+    assert "not an SQLite file" in err
 
 
 def test_a_recording_is_not_kept_as_if_it_were_measured_here(say: Say, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torchweld.cli import info_command as info_verb
 from torchweld.cli.main import run
 from torchweld.core.errors import BuildError, NotMeasuredError
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import from_plain
 from torchweld.machine import hardware, kernel_build, measured_peaks
 from torchweld.machine.cpu_identity import Caches
 from torchweld.machine.hardware import Hardware
@@ -134,7 +135,7 @@ def test_peaks_not_measured_say_how(show: Show) -> None:
 
 
 def test_a_missing_compiled_part_is_a_fact_not_an_error(show: Show) -> None:
-    missing = {"build_info": None, "isa_states": {}, "isa_in_use": None}
+    missing: dict[str, Any] = {"build_info": None, "isa_states": {}, "isa_in_use": None}
     text = show(build_problem="the compiled part is missing: no compiler", **missing)
     assert "the compiled part is missing: no compiler" in text
     assert "g++" not in text
@@ -172,7 +173,7 @@ def test_json_holds_the_same_facts(show: Show) -> None:
     assert data["isas"][0] == {"name": "avx2", "built": True, "supported": True, "in_use": True}
     assert data["backends"][1]["reasons"] == ["no CUDA device", "CUDA part not built"]
     assert data["backends"][1]["abilities"]["devices"] == ["cuda"]
-    assert Peaks.from_json(json.dumps(data["peaks"])) == PEAKS
+    assert from_plain(Peaks, data["peaks"]) == PEAKS
     assert data["problem"] is None
 
 

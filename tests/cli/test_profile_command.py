@@ -203,17 +203,16 @@ def test_nothing_is_overwritten_without_force_and_nothing_runs_before_that_is_cl
 ) -> None:
     path = tmp_path / "out"
     path.write_text("precious")
-    real = verb.take
-    monkeypatch.setattr(verb, "take", never)
-    assert run(["profile", option, str(path)]) == 2
-    assert "--force replaces it" in capsys.readouterr().err
-    assert path.read_text() == "precious"
-    missing = tmp_path / "no" / "out"
-    assert run(["profile", option, str(missing)]) == 2
-    assert "there is no folder" in capsys.readouterr().err
-    assert run(["profile", option, str(tmp_path), "--force"]) == 2
-    assert "is a folder" in capsys.readouterr().err
-    monkeypatch.setattr(verb, "take", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(verb, "take", never)
+        assert run(["profile", option, str(path)]) == 2
+        assert "--force replaces it" in capsys.readouterr().err
+        assert path.read_text() == "precious"
+        missing = tmp_path / "no" / "out"
+        assert run(["profile", option, str(missing)]) == 2
+        assert "there is no folder" in capsys.readouterr().err
+        assert run(["profile", option, str(tmp_path), "--force"]) == 2
+        assert "is a folder" in capsys.readouterr().err
     assert run(["profile", option, str(path), "--force"]) == 0
     assert path.read_text() != "precious"
 

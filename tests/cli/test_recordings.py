@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.block_profiles import blocks, on_device
 from tests.support.made_profiles import make_peaks
+from tests.support.measured import measured
 
 import torchweld as tw
 from torchweld.cli.main import run
@@ -101,14 +102,14 @@ def test_models_are_no_files(
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = hardware.hardware().threads
     made = make_peaks(gflops=1000.0, gbps=100.0, threads=threads)
     monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
     monkeypatch.setattr(measured_peaks, "holds", lambda kept: True)
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("measured_here")
 def test_a_trace_is_priced_as_this_machine_if_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(trace_text())
@@ -118,13 +119,13 @@ def test_a_trace_is_priced_as_this_machine_if_asked_for(tmp_path: Path) -> None:
     assert here.op_cost_us > 0
     assert any("priced as if recorded on this machine" in notice for notice in here.notices)
     before, after = tw.account(elsewhere), tw.account(here)
-    assert before.step.useful_us == 0.0
-    assert after.step.useful_us > 0.0
+    assert measured(before.step).useful_us == 0.0
+    assert measured(after.step).useful_us > 0.0
     assert any("--this-machine" in notice for notice in before.notices)
     assert not any("--this-machine" in notice for notice in after.notices)
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("measured_here")
 def test_the_option_does_the_same(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "trace.json"
     path.write_text(trace_text())
@@ -134,7 +135,7 @@ def test_the_option_does_the_same(tmp_path: Path, capsys: Captured) -> None:
     assert "priced as if recorded on this machine" in " ".join(out.split())
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("measured_here")
 def test_what_is_no_trace_of_this_machine_is_refused(tmp_path: Path, capsys: Captured) -> None:
     saved = tmp_path / "saved.json"
     blocks().save(saved)

@@ -18,7 +18,7 @@ from torchweld.cli.bench_command import bench as bench_verb
 from torchweld.cli.bench_command import check_options
 from torchweld.cli.bench_progress import Keeper
 from torchweld.machine import kernel_build
-from torchweld.plans.known_speeds import FORM, TABLES, KnownSpeed, SpeedTable, load_table
+from torchweld.plans.known_speeds import TABLES, KnownSpeed, SpeedTable, load_table
 from torchweld.timing import Comparison
 
 Bencher = Callable[..., tuple[int, str, str]]
@@ -53,7 +53,7 @@ def test_a_tiny_grid_makes_a_table_that_loads(
     code, out, err = bench(*TINY, "--table", "tiny.json", "--seconds", "0.25")
     assert (code, err) == (0, "")
     assert "fp32 cold" in out
-    table = FORM.load("tiny.json")
+    table = SpeedTable.load("tiny.json")
     assert table.isa == kernel_build.isa_in_use()
     # Two blocks, two row counts, hot and cold, both ways.
     assert len(table.cells) == 16
@@ -75,7 +75,7 @@ def test_a_tiny_grid_makes_a_table_that_loads(
 @NEEDS_KERNELS
 def test_the_command_has_no_path_of_this_machine(bench: Bencher, tmp_path: Path) -> None:
     bench(*TINY, "--table", str(tmp_path / "tiny.json"))
-    assert str(tmp_path) not in FORM.load(tmp_path / "tiny.json").command
+    assert str(tmp_path) not in SpeedTable.load(tmp_path / "tiny.json").command
 
 
 @NEEDS_KERNELS
@@ -99,7 +99,7 @@ def test_what_noise_hid_is_measured_once_more_and_the_rest_is_not(
     bench(
         "--block", "linear", "--sizes", "8x16", "--rows", "1", "--table", str(tmp_path / "x.json")
     )
-    speedups = {(c.cold, c.way): c.speedup for c in FORM.load(tmp_path / "x.json").cells}
+    speedups = {(c.cold, c.way): c.speedup for c in SpeedTable.load(tmp_path / "x.json").cells}
     assert speedups == {
         (False, "packed"): 2.0,
         (False, "natural"): 4.0,

@@ -96,7 +96,7 @@ def test_one_weight_cannot_hold_the_gate_and_have_another() -> None:
     [{"bias": B, "gate": W}, {"gate": W, "gate_bias": B}, {"bias": B, "gate_bias": B}],
 )
 def test_biases_come_for_gate_and_up_or_for_none(layer: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(BlockError, match="a bias for both or for none"):
+    with pytest.raises(BlockError, match="a bias for both or for neither"):
         Layer(W, **layer)  # type: ignore[arg-type]
 
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.model_state import attributes_put_back, in_mode, put_back
+from torchweld.core.model_state import attributes_put_back, forwards_replaced, in_mode, put_back
 
 
 class Counting(nn.Module):
     """Has all that can be left changed: a buffer, a mode, dropout, attributes."""
+
+    steps: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +57,7 @@ def train(model: nn.Module) -> None:
     model(torch.randn(3, 4)).sum().backward()
 
 
-def infer(model: nn.Module) -> None:
+def infer(model: Counting) -> None:
     assert not any(module.training for module in model.modules())
     model.steps -= 1  # a buffer is put back in training only
     model(torch.randn(3, 4))
@@ -95,7 +97,7 @@ def test_an_optimizer_that_stepped_and_its_parameters_are_as_they_were() -> None
 
 
 def test_attributes_and_what_they_hold_are_as_they_were() -> None:
-    model = nn.Sequential(Counting())
+    model: Any = nn.Sequential(Counting())
     seen = model[0].seen
     hooks = model[0]._forward_hooks
     with attributes_put_back(model) as changed:
@@ -121,3 +123,17 @@ def test_a_module_in_the_other_mode_is_switched_with_all_it_holds() -> None:
     with in_mode(model, False):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == modes
+
+
+def test_a_forward_is_replaced_and_put_back_whatever_happens() -> None:
+    plain, own = nn.Linear(2, 2), nn.ReLU()
+    own.forward = lambda x: x + 1  # type: ignore[assignment, method-assign]
+    before = own.__dict__["forward"]
+    x = torch.ones(2)
+    with forwards_replaced({plain: lambda x: x, own: lambda x: 2 * x}):
+        assert plain(x) is x
+        assert torch.equal(own(x), 2 * x)
+    with pytest.raises(KeyError), forwards_replaced({plain: abs, own: abs}):
+        raise KeyError
+    assert "forward" not in plain.__dict__
+    assert own.__dict__["forward"] is before

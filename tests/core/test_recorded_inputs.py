@@ -150,7 +150,8 @@ class Cached(nn.Module):
 
 
 def test_arguments_that_a_call_changes_are_new_at_every_run() -> None:
-    model, cache, seen = Cached(), Cache(), {}
+    model, cache = Cached(), Cache()
+    seen: dict[str, Any] = {}
     with record(model) as inputs:
         prefill = model(torch.randn(5, 2), cache, seen)
         decode = model(torch.randn(1, 2), cache, seen)
@@ -224,7 +225,7 @@ def test_nothing_recorded_says_what_to_do() -> None:
 def test_only_modules_are_recorded() -> None:
     with (
         pytest.raises(TorchweldError, match=r"record: model is a builtin_function.*Module"),
-        record(print),
+        record(print),  # type: ignore[arg-type]
     ):
         pass
 

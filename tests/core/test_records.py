@@ -15,7 +15,10 @@ from torch import nn
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import GZIP
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import Measured, RecordError, from_plain, to_plain
+from torchweld.core.record_fields import Measured
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import RecordError, from_plain, json_text, to_plain
+from torchweld.core.saved_records import SavedRecord
 from torchweld.profiles.profile import Profile, TimeCheck
 from torchweld.profiles.recording.live_profile import profile
 
@@ -108,6 +111,86 @@ def test_numbers_that_json_does_not_have_are_texts() -> None:
     assert math.isnan(again.values[3])
 
 
+def test_what_stands_for_them_can_be_chosen() -> None:
+    assert to_plain((math.nan, 1.5), odd=lambda _: None) == [None, 1.5]
+
+
+def test_every_field_can_be_asked_for() -> None:
+    data = to_plain(Outer(count=1, inner=Inner(name="x")), all_fields=True)
+    assert data["inner"] == {"name": "x", "values": []}
+    assert (data["flag"], data["figure"]) == (False, {"not_measured": "nobody has looked"})
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"a": [1, {2}]}, "settings[a][1] is a set"),
+        (Outer(count=1, table={"k": Inner(name=Path("x"))}), "settings.table[k].name is a"),  # type: ignore[arg-type]
+        (Inner, "settings is a type"),
+    ],
+)
+def test_what_json_cannot_hold_is_refused_with_its_place(value: Any, place: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        json_text(value, "settings")
+    assert place in str(caught.value)
+
+
+# ---- records with a mark ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked(SavedRecord):
+    FORMAT = RecordFormat(
+        what="thing",
+        version=3,
+        upgrades={1: lambda f: {"count": f.pop("number"), **f}, 2: lambda f: {**f, "late": True}},
+        remedy="make it again",
+        by_kind=True,
+    )
+    count: int
+    late: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder(SavedRecord):
+    FORMAT = RecordFormat(what="holder", version=1, remedy="no remedy", all_fields=True)
+    things: tuple[Marked, ...] = ()
+
+
+def test_a_mark_stands_wherever_its_record_does() -> None:
+    mark = {"kind": "torchweld.thing", "version": 3}
+    holder = Holder(things=(Marked(count=1), Marked(count=2, late=True)))
+    assert Marked(count=1).to_dict() == {**mark, "count": 1}
+    assert holder.to_dict() == {
+        "torchweld_holder": 1,
+        "things": [{**mark, "count": 1, "late": False}, {**mark, "count": 2, "late": True}],
+    }
+    assert Holder.from_json(holder.to_json()) == holder
+
+
+def test_an_earlier_version_is_brought_up_to_date_inside_another_record_too() -> None:
+    earlier = {"kind": "torchweld.thing", "version": 1, "number": 5}
+    assert Marked.from_dict(earlier) == Marked(count=5, late=True)
+    data = {"torchweld_holder": 1, "things": [earlier, {"count": 6}]}
+    assert Holder.from_dict(data).things == (Marked(count=5, late=True), Marked(count=6))
+
+
+@pytest.mark.parametrize("version", [0, 4, -1, True, None, "3", 10**9, []])
+def test_another_version_is_refused_with_its_place_and_the_remedy(version: object) -> None:
+    data = {"kind": "torchweld.thing", "version": version, "count": 1}
+    says = r"has thing format (0|4|-1|unknown); this torchweld reads 3: make it again"
+    with pytest.raises(TorchweldError, match=f"^the thing {says}"):
+        Marked.from_dict(data)
+    with pytest.raises(TorchweldError, match=rf"holder\.things\[0\] {says}"):
+        Holder.from_dict({"torchweld_holder": 1, "things": [data]})
+
+
+@pytest.mark.parametrize("data", [{}, {"count": 1}, {"kind": "another", "version": 3}, [], 3])
+def test_what_has_no_mark_is_refused(data: Any) -> None:
+    with pytest.raises(TorchweldError, match="is not a thing that torchweld saved"):
+        Marked.from_dict(data)
+
+
 @pytest.mark.parametrize(
     "text", ["Infinity", "NaN", "1e999", "1" + 400 * "0", '"Inf"', '"1.0"', '" inf"', "true"]
 )
@@ -133,6 +216,7 @@ def test_a_profile_with_an_open_interval_comes_back_as_it_was(
     found: Profile, tmp_path: Path
 ) -> None:
     check = TimeCheck(what="a step", corrected_us=1.0, timed_us=1.0, interval=(-1.0, math.inf))
+    assert found.timing is not None
     open_ended = replace(found, timing=replace(found.timing, checks=(check,)))
     open_ended.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == open_ended

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.made_profiles import Builder, make_timing, new_storage, tensor
+from tests.support.measured import measured
 
 import torchweld as tw
 from torchweld.core.errors import TorchweldError
@@ -49,7 +50,7 @@ def test_findings_are_ranked_by_what_they_could_win() -> None:
     assert [finding.rule for finding in found] == ["mlp-block", "few-rows"]
     assert found[0].saved_us > found[1].saved_us
     for finding in found:
-        step_us = mlp_profile().step_us
+        step_us = measured(mlp_profile().step_us)
         assert finding.bound == pytest.approx(step_us / (step_us - finding.saved_us))
 
 
@@ -71,8 +72,9 @@ def test_what_the_step_does_around_the_model_is_not_promised() -> None:
     profile = made.build()
 
     def left_us(around_us: float) -> float:
-        timing = make_timing(profile.step_us, around_us=around_us)
-        return profile.step_us / welding_bound(replace(profile, timing=timing))
+        timing = make_timing(measured(profile.step_us), around_us=around_us)
+        bound = measured(welding_bound(replace(profile, timing=timing)))
+        return measured(profile.step_us) / bound
 
     assert left_us(7.0) - left_us(0.0) == pytest.approx((1 - MARGIN) * 7.0)
 
@@ -92,9 +94,10 @@ def test_what_findings_share_is_counted_once() -> None:
     found = diagnose(profile)
     block = by_rule(found)["mlp-block"]
     # All that the two Linears could win is in the block.
-    assert combined_bound(found, profile) == pytest.approx(block.bound)
-    assert combined_bound(found, profile) < bound_of(
-        sum(finding.saved_us for finding in found), profile.step_us
+    together = measured(combined_bound(found, profile))
+    assert together == pytest.approx(block.bound)
+    assert together < bound_of(
+        sum(finding.saved_us for finding in found), measured(profile.step_us)
     )
     assert combined_bound((), profile) == 1.0
     assert combined_bound([found[1]], profile) == pytest.approx(found[1].bound)
@@ -104,7 +107,7 @@ def test_a_finding_of_another_profile_is_refused() -> None:
     found = diagnose(mlp_profile())
     other = Builder()
     other.op("aten::_softmax", 30.0, inputs=(tensor(8, 64),), makes=2048)
-    with pytest.raises(TorchweldError, match=r"none of this profile.*same profile"):
+    with pytest.raises(TorchweldError, match=r"not from this profile.*same profile"):
         combined_bound(found, other.build())
 
 
@@ -144,7 +147,7 @@ def test_without_peaks_no_rule_that_needs_them_finds_anything() -> None:
 def test_what_wins_next_to_nothing_is_no_finding() -> None:
     profile = mlp_profile()
     assert diagnose(profile)
-    assert diagnose(replace(profile, step_us=1000 * profile.step_us)) == ()
+    assert diagnose(replace(profile, step_us=1000 * measured(profile.step_us))) == ()
 
 
 def test_nothing_is_found_in_an_empty_profile() -> None:
@@ -154,9 +157,9 @@ def test_nothing_is_found_in_an_empty_profile() -> None:
 def test_a_tenth_may_belong_to_the_other_side_in_a_corrected_profile() -> None:
     """Times of a live profile are right to within a tenth; a bound counts that in."""
     exact = mlp_profile()
-    corrected = replace(exact, timing=make_timing(exact.step_us))
+    corrected = replace(exact, timing=make_timing(measured(exact.step_us)))
     for rule, finding in by_rule(diagnose(exact)).items():
-        left_us = exact.step_us - finding.saved_us
+        left_us = measured(exact.step_us) - finding.saved_us
         more_us = by_rule(diagnose(corrected))[rule].saved_us - finding.saved_us
         assert more_us == pytest.approx(MARGIN * min(finding.saved_us, left_us))
 
@@ -164,7 +167,7 @@ def test_a_tenth_may_belong_to_the_other_side_in_a_corrected_profile() -> None:
 def test_claims_are_shares_of_the_step_on_the_clock() -> None:
     """Recorded steps that were slower than timed ones do not make a bound that exceeds the step."""
     profile = replace(mlp_profile(), timing=make_timing(1.0))
-    slower = replace(profile, step_us=0.25 * profile.step_us)
+    slower = replace(profile, step_us=0.25 * measured(profile.step_us))
     for rule, finding in by_rule(diagnose(profile)).items():
         assert by_rule(diagnose(slower))[rule].bound == pytest.approx(finding.bound)
 
@@ -240,7 +243,7 @@ def test_no_finding_claims_more_than_there_is(profile: Profile) -> None:
                     assert us <= getattr(found.ops[number].split, part) + 1e-6
                     by_op[number] = by_op.get(number, 0.0) + us
             for number, us in by_op.items():
-                assert us <= max(0.0, found.ops[number].split.total_us) + 1e-6
+                assert us <= max(0.0, measured(found.ops[number].split).total_us) + 1e-6
             # Whatever is done, arithmetic at the peak is left.
             assert not [s for s in draft.claims if s.part == "arithmetic_us"]
             assert case.settled_us(draft.claims) <= case.step_us + 1e-6
@@ -253,7 +256,7 @@ def test_no_finding_claims_more_than_there_is(profile: Profile) -> None:
 def test_bounds_are_ordered_and_the_combined_one_covers_each(profile: Profile) -> None:
     found = diagnose(profile)
     assert list(found) == sorted(found, key=lambda finding: -finding.saved_us)
-    together = combined_bound(found, profile)
+    together = measured(combined_bound(found, profile))
     for finding in found:
         assert 1.0 <= finding.bound <= together * (1 + 1e-9)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.made_profiles import make_peaks
+from tests.support.measured import measured
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -139,7 +140,7 @@ def test_a_chain_of_pointwise_ops() -> None:
     assert found["pointwise-chain"].title == "1 chain of element-wise ops"
     assert "(mul → add → abs → neg → mul → sub)" in " ".join(found["pointwise-chain"].evidence)
     # Six passes that read and write, of which one is needed.
-    assert "40.0 MB a step move between them" in found["pointwise-chain"].evidence[1]
+    assert "40.0 MB per step move between them" in found["pointwise-chain"].evidence[1]
     assert found["pointwise-chain"].bound > 2
 
 
@@ -293,9 +294,9 @@ def test_a_live_profile_s_findings_are_of_one_step() -> None:
     found = diagnose(profile)
     assert found
     for finding in found:
-        assert 0 <= finding.saved_us <= profile.step_us
+        assert 0 <= finding.saved_us <= measured(profile.step_us)
         assert finding.cause
         assert finding.action
         assert finding.evidence
-    together = combined_bound(found, profile)
+    together = measured(combined_bound(found, profile))
     assert together >= max(finding.bound for finding in found)

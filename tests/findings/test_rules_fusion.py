@@ -21,7 +21,7 @@ def test_a_chain_could_save_all_but_one_pass_over_memory() -> None:
     assert finding is not None
     # x is read and the result written, 4 MB each, and one op is started.
     assert finding.saved_us == pytest.approx(6000.0 - 8e6 / BYTES_A_US - 1.0)
-    assert "16.0 MB a step move between them" in finding.evidence[1]
+    assert "16.0 MB per step move between them" in finding.evidence[1]
 
 
 def test_bytes_a_step_are_those_of_one_step() -> None:
@@ -33,7 +33,7 @@ def test_bytes_a_step_are_those_of_one_step() -> None:
     two_steps = replace(profile, about=replace(profile.about, steps=2))
     finding = found(two_steps, "pointwise-chain")
     assert finding is not None
-    assert "16.0 MB a step move between them" in finding.evidence[1]
+    assert "16.0 MB per step move between them" in finding.evidence[1]
 
 
 def test_single_ops_between_products_are_no_chain() -> None:

@@ -12,10 +12,10 @@ from tests.support.made_comparisons import comparison
 
 from torchweld.core.errors import NotMeasuredError
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import json_text
 from torchweld.gates.gate_timing import KeptTime, against_history, against_other, kept_time
 from torchweld.gates.outcome import Outcome, TimeVerdict
 from torchweld.gates.subject import Clock
-from torchweld.history.samples import encoded
 from torchweld.report.gate_text import outcome_data, outcome_lines
 from torchweld.timing import Comparison
 
@@ -158,7 +158,7 @@ def shown(one: TimeVerdict) -> tuple[str, dict[str, Any]]:
     """The line about it, and its data in JSON."""
     whole = replace(outcome(), times=(one,))
     line = next(line for line in outcome_lines(whole) if line.startswith("wall time"))
-    (data,) = json.loads(encoded(outcome_data(whole), "outcome"))["times"]
+    (data,) = json.loads(json_text(outcome_data(whole), "outcome"))["times"]
     return line, data
 
 

@@ -177,7 +177,7 @@ def test_after_it():
         ("", "*torchweld() is not understood; write*"),
         ("dict(linear=3)", "*is not understood; write*"),
         ("expect=dict(linear=3), backward='yes'", "*is not understood; write*"),
-        ("expect=dict(linear='two')", "@pytest.mark.torchweld: linear='two' is no guess; write *"),
+        ("expect=dict(linear='two')", "@pytest.mark.torchweld: linear='two' is not a guess;*"),
     ],
 )
 def test_a_mark_that_makes_no_sense_says_what_does(

@@ -1,5 +1,6 @@
 """The build's record: what it says, and what is said where there is none."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -73,6 +74,6 @@ def test_an_extension_that_does_not_load_is_a_clear_error(
         raise ImportError(f"{name}: undefined symbol: nothing")
 
     record.write_text(built_for(torch.__version__))
-    monkeypatch.setattr(kernel_build.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(BuildError, match=r"undefined symbol: nothing.*to rebuild it"):
         kernel_build.compiled_part()

@@ -10,7 +10,7 @@ import torch
 
 from torchweld.core.errors import NotMeasuredError
 from torchweld.machine import fingerprint, hardware, kernel_build, measured_peaks
-from torchweld.machine.measured_peaks import PROBED_DTYPES, WORKING_SETS_BYTES, Peaks
+from torchweld.machine.measured_peaks import PROBED_DTYPES, WORKING_SETS_BYTES, KeptPeaks
 
 
 def fake_compiled(*, one: float = 100.0, team: float = 200.0, isa: str = "avx2") -> SimpleNamespace:
@@ -27,8 +27,8 @@ def fake_compiled(*, one: float = 100.0, team: float = 200.0, isa: str = "avx2")
 def two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two torch threads, a fake compiled part, an empty cache; returns the cache's folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured_peaks.torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(measured_peaks.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(kernel_build, "compiled_part", fake_compiled)
     return tmp_path / "torchweld"
 
@@ -112,7 +112,7 @@ def test_peaks_of_another_method_are_not_used(two_threads: Path) -> None:
     measured = measured_peaks.peaks(measure=True)
     assert measured is not None
     (path,) = two_threads.iterdir()
-    path.write_text(json.dumps(asdict(replace(measured, method="another way"))))
+    KeptPeaks(peaks=replace(measured, method="another way")).save(path)
     assert measured_peaks.peaks() is None
 
 
@@ -209,10 +209,13 @@ def test_without_a_compiled_part_torch_measures_and_is_named(
     assert all(peak.gbps > 0 for peak in measured.read)
 
 
-def test_peaks_survive_json(two_threads: Path) -> None:
+def test_a_cache_of_before_it_was_marked_still_loads(two_threads: Path) -> None:
     measured = measured_peaks.peaks(measure=True)
     assert measured is not None
-    assert Peaks.from_json(json.dumps(asdict(measured))) == measured
+    (path,) = two_threads.iterdir()
+    assert json.loads(path.read_text())["torchweld_peaks"] == 1
+    path.write_text(json.dumps(asdict(measured), indent=2))
+    assert measured_peaks.peaks() == measured
 
 
 @pytest.mark.skipif(kernel_build.build_problem() is not None, reason="needs the compiled part")

@@ -282,7 +282,7 @@ def test_every_patch_matters(name: str) -> None:
 def test_mixer_runs_its_first_mlp_on_a_transposed_view() -> None:
     model, inputs = small("mixer")
     seen: list[bool] = []
-    model.layers[0].token_mlp.register_forward_pre_hook(
+    model.get_submodule("layers.0.token_mlp").register_forward_pre_hook(
         lambda _, args: seen.append(args[0].is_contiguous())
     )
     inputs.call(model)
@@ -299,7 +299,8 @@ def test_dlrm_against_one_row_at_a_time() -> None:
     expected = []
     for row, chosen in zip(dense, categories, strict=True):
         x = model.bottom(row)
-        tables = [t.weight[ids].sum(dim=0) for t, ids in zip(model.tables, chosen, strict=True)]
+        weights = [table.weight for table in model.tables if isinstance(table, nn.EmbeddingBag)]
+        tables = [w[ids].sum(dim=0) for w, ids in zip(weights, chosen, strict=True)]
         vectors = [x, *tables]
         products = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
         expected.append(model.top(torch.cat((x, torch.stack(products)))))

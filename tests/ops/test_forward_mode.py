@@ -32,23 +32,22 @@ MODES: dict[str, Callable[[], torch.no_grad | torch.enable_grad]] = {
 def dual_weights(mlp: tw.FusedMLP, *, only: int | None = None) -> Iterator[None]:
     """The parameters themselves have tangents while this lasts; `only` one of them."""
     owners = [
-        (module, name)
+        (module, name, p)
         for module in mlp.modules()
         for name, p in module._parameters.items()
         if p is not None
     ]
-    before = [module._parameters[name] for module, name in owners]
     with fwAD.dual_level():
-        for i, (module, name) in enumerate(owners):
+        for i, (module, name, before) in enumerate(owners):
             if only in (None, i):
-                weight = before[i].detach()
+                weight = before.detach()
                 tangent = torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
                 module._parameters[name] = fwAD.make_dual(weight, tangent.to(weight.dtype))
         try:
             yield
         finally:
-            for (module, name), weight in zip(owners, before, strict=True):
-                module._parameters[name] = weight
+            for module, name, before in owners:
+                module._parameters[name] = before
 
 
 def same_tangent(y: Tensor, expected: Tensor) -> None:
@@ -169,4 +168,6 @@ def test_backends_that_keep_a_copy(dual: int) -> None:
         for backend in BACKENDS:
             mode = backend.abilities.packed_mode
             if mode is not None and not backend.unavailable():
-                same_tangent(backend.build(block, tensors, mode.name)(X), expected)
+                y = backend.build(block, tensors, mode.name)(X)
+                assert isinstance(y, Tensor)
+                same_tangent(y, expected)

@@ -52,6 +52,7 @@ def test_initialisation_is_linears_own() -> None:
     torch.manual_seed(3)
     expected = [nn.Linear(7, 9), nn.Linear(7, 9), nn.Linear(9, 5)]
     for child, other in zip(mlp.children(), expected, strict=True):
+        assert isinstance(child, nn.Linear)
         assert torch.equal(child.weight, other.weight)
         assert torch.equal(child.bias, other.bias)
 

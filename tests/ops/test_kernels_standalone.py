@@ -90,7 +90,7 @@ def test_neon_kernels_agree_with_the_scalar_reference_under_emulation(tmp_path: 
     ],
 )
 def test_a_wrong_kernel_is_noticed(tmp_path: Path, name: str, right: str, wrong: str) -> None:
-    """The reference can fail: with one coefficient off in the seventh digit, it does."""
+    """The reference can fail: with one digit or one comparison wrong, it does."""
     broken = tmp_path / "kernels"
     shutil.copytree(KERNELS, broken)
     source = broken / name

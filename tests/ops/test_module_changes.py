@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.support.helpers import ISAS, kernel_runs
 from tests.support.mlps import by_hand, same_as_by_hand
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.hooks import RemovableHandle
 
 import torchweld as tw
 
@@ -34,11 +36,11 @@ def test_parametrized_weights() -> None:
         parametrize.register_parametrization(mlp.up, "weight", Doubled())
         same_as_by_hand(mlp, x, "natural")
         assert not torch.allclose(mlp(x), plain)
-        mlp.up.parametrizations.weight.original.mul_(3.0)
+        mlp.get_parameter("up.parametrizations.weight.original").mul_(3.0)
         same_as_by_hand(mlp, x, "natural")
     same_as_by_hand(mlp, x, "natural")
     mlp(x).sum().backward()
-    assert mlp.up.parametrizations.weight.original.grad is not None
+    assert mlp.get_parameter("up.parametrizations.weight.original").grad is not None
     parametrize.remove_parametrizations(mlp.up, "weight")
     with torch.no_grad():
         same_as_by_hand(mlp, x, "packed")
@@ -68,14 +70,14 @@ def test_hooks_on_children_are_called(kind: str, gated: bool, grad: bool) -> Non
     mlp, x = tw.FusedMLP((7, 9, 5), gated=gated).eval(), torch.randn(4, 7)
     x.requires_grad_(grad)
     seen: list[str] = []
-    register = {
+    registers: dict[str, Callable[[Any], RemovableHandle]] = {
         "forward": mlp.up.register_forward_hook,
         "forward pre": mlp.up.register_forward_pre_hook,
         "full backward": mlp.up.register_full_backward_hook,
-    }[kind]
+    }
     with torch.set_grad_enabled(grad):
         before = mlp(x)
-        handle = register(lambda *_: seen.append("seen"))
+        handle = registers[kind](lambda *_: seen.append("seen"))
         if kind == "full backward" and not grad:  # nothing will call it
             with kernel_runs("packed"):
                 assert torch.equal(mlp(x), before)
@@ -154,7 +156,9 @@ def test_a_child_in_the_list_may_be_replaced_too() -> None:
     mlp, x = tw.FusedMLP((7, 6, 6, 5)).eval(), torch.randn(4, 7)
     with torch.no_grad():
         mlp(x)
-        mlp.layers[1] = LowRank(mlp.layers[1])
+        layer = mlp.layers[1]
+        assert isinstance(layer, nn.Linear)
+        mlp.layers[1] = LowRank(layer)
         torch.testing.assert_close(called_one_by_one(mlp, x, "1 is a LowRank"), by_hand(mlp, x))
         mlp.layers[1] = nn.Linear(6, 6)
         same_as_by_hand(mlp, x, "packed")
@@ -165,7 +169,7 @@ def test_a_child_with_a_forward_of_its_own_is_called() -> None:
     with torch.no_grad():
         mlp(x)
         plain = mlp.up.forward
-        mlp.up.forward = lambda x: 10 * plain(x)
+        mlp.up.forward = lambda x: 10 * plain(x)  # type: ignore[assignment, method-assign]
         y = called_one_by_one(mlp, x, "up has a forward of its own")
         torch.testing.assert_close(y, by_hand(mlp, x))
         del mlp.up.forward
@@ -178,7 +182,8 @@ def test_a_child_with_a_forward_of_its_own_is_called() -> None:
 
 def test_a_replaced_child_keeps_dropout_and_gradients() -> None:
     mlp = tw.FusedMLP((7, 9, 5), dropout=0.5)
-    mlp.up = LowRank(mlp.up)
+    adapter = LowRank(mlp.up)
+    mlp.up = adapter  # type: ignore[assignment]
     x = torch.randn(4, 7)
     torch.manual_seed(1)
     with pytest.warns(UserWarning, match="up is a LowRank"):
@@ -186,7 +191,7 @@ def test_a_replaced_child_keeps_dropout_and_gradients() -> None:
     torch.manual_seed(1)
     torch.testing.assert_close(y, by_hand(mlp, x))
     y.sum().backward()
-    assert mlp.up.a.weight.grad is not None
+    assert adapter.a.weight.grad is not None
 
 
 def test_a_child_of_other_sizes_or_bias() -> None:
@@ -195,7 +200,7 @@ def test_a_child_of_other_sizes_or_bias() -> None:
         mlp(x)
         mlp.up, mlp.down = nn.Linear(7, 12), nn.Linear(12, 3, bias=False)
         same_as_by_hand(mlp, x, "natural", "packed")
-        mlp.up.bias = None
+        mlp.up.bias = None  # type: ignore[assignment]
         same_as_by_hand(mlp, x, "natural", "packed")
     mlp.train()
     same_as_by_hand(mlp, x, "natural")
@@ -204,7 +209,7 @@ def test_a_child_of_other_sizes_or_bias() -> None:
 def test_functional_call() -> None:
     mlp, x = tw.FusedMLP((7, 9, 5)).eval(), torch.randn(4, 7)
     other = tw.FusedMLP((7, 9, 5)).eval()
-    state = dict(other.named_parameters())
+    state: dict[str, Tensor] = dict(other.named_parameters())
     with torch.no_grad():
         before = mlp(x)
         with kernel_runs():

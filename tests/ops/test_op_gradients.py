@@ -40,10 +40,12 @@ GELU = "gelu/b;identity/b"
 QKV = "identity/b;identity;silu/first/b"
 
 
-def counted(op: Callable[..., Tensor | list[Tensor]], spec: str) -> Callable[..., object]:
+def counted(
+    op: Callable[..., Tensor | list[Tensor]], spec: str
+) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """The op as a function of tensors alone, seen to run our kernel at every call."""
 
-    def function(x: Tensor, *tensors: Tensor) -> object:
+    def function(x: Tensor, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         with kernel_runs(*NOT_PACKED):
             ys = op(x, tensors, spec)
         return tuple(ys) if isinstance(ys, list) else ys

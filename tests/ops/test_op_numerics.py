@@ -55,7 +55,8 @@ def judged(block: Block, *, is_group: bool, packed: bool, count: int) -> dict[st
             ys = op(x, tensors, block.spec)
         assert last_run()["rows"] == block.rows
         assert last_run()["threads"] <= count
-        for y in ys if is_group else [ys]:
+        assert isinstance(ys, list) == is_group
+        for y in ys if isinstance(ys, list) else [ys]:
             assert y.is_contiguous()
             assert y.dtype == x.dtype
         return ys

@@ -371,7 +371,7 @@ def test_opcheck_of_a_kept_chain() -> None:
     assert set(found.values()) == {"SUCCESS"}
 
 
-PACKABLE = {
+PACKABLE: dict[str, tuple[str, list[tuple[int, ...]]]] = {
     "chain": (GELU, [(4, 3), (4,), (5, 4), (5,)]),
     "gated": ("silu/first/b;identity/t", [(8, 3), (8,), (4, 17)]),
     "separate": ("silu/separate;identity", [(33, 3), (33, 3), (17, 33)]),

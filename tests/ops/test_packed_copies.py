@@ -77,7 +77,8 @@ def test_packing_can_be_declined() -> None:
 
 
 def test_packed_bytes_counts_every_copy_in_a_model() -> None:
-    model = nn.Sequential(*(tw.FusedMLP((64, 64, 64)) for _ in range(3))).eval()
+    mlps = [tw.FusedMLP((64, 64, 64)) for _ in range(3)]
+    model = nn.Sequential(*mlps).eval()
     assert tw.packed_bytes(model) == 0
     with torch.no_grad():
         model[0](torch.randn(2, 64))
@@ -85,22 +86,23 @@ def test_packed_bytes_counts_every_copy_in_a_model() -> None:
         model(torch.randn(2, 64))
     weights = sum(p.numel() * p.element_size() for p in model[0].parameters())
     assert weights <= one <= 1.1 * weights + 4096
-    assert tw.packed_bytes(model) == 3 * one == sum(m.packed_bytes for m in model)
+    assert tw.packed_bytes(model) == 3 * one == sum(m.packed_bytes for m in mlps)
 
 
 def test_repack_forgets_all_copies() -> None:
     """And so an edit counts at once that a sample cannot see."""
-    model = nn.Sequential(tw.FusedMLP((64, 64, 64)), nn.ReLU(), tw.FusedMLP((64, 64, 64))).eval()
+    first, second = tw.FusedMLP((64, 64, 64)), tw.FusedMLP((64, 64, 64))
+    model = nn.Sequential(first, nn.ReLU(), second).eval()
     x = torch.randn(3, 64)
     with torch.no_grad():
         model(x)
-        for i in (0, 2):
-            model[i].up.weight.data[1, 1] += 100.0
+        for mlp in (first, second):
+            mlp.up.weight.data[1, 1] += 100.0
         assert tw.repack(model) is model
         assert tw.packed_bytes(model) == 0
         with kernel_runs("packed", calls=2):
             y = model(x)
-        expected = by_hand(model[2], torch.relu(by_hand(model[0], x)))
+        expected = by_hand(second, torch.relu(by_hand(first, x)))
         torch.testing.assert_close(y, expected)
 
 

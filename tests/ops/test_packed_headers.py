@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this ma
 SPEC = "gelu/b;silu/first;identity/b"
 SIZES = [(24, 31), (24,), (34, 24), (9, 17), (9,)]
 X = torch.randn(5, 31)
-# As csrc/layers.h has it: eight words of header, three for each layer, whole lines.
+# As packed_weights.h has it: eight words of header, three for each layer, whole lines.
 WORDS, HEADER = 8, 64 + 3 * 24 + 56
 FACTOR = 0x9E3779B97F4A7C15
 

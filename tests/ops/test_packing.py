@@ -22,6 +22,7 @@ from tests.support.mlps import (
     uses_the_new_weights,
 )
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 import torchweld as tw
 
@@ -156,7 +157,7 @@ def through_numpy(mlp: tw.FusedMLP) -> None:
 
 def through_dlpack(mlp: tw.FusedMLP) -> None:
     for parameter in mlp.parameters():
-        torch.from_dlpack(parameter.detach()).add_(0.1)
+        from_dlpack(parameter.detach()).add_(0.1)
 
 
 def through_storage(mlp: tw.FusedMLP) -> None:
@@ -179,6 +180,7 @@ def new_parameters(mlp: tw.FusedMLP) -> None:
 def new_children(mlp: tw.FusedMLP) -> None:
     holder = mlp.layers if "layers" in mlp._modules else mlp
     for name, child in list(holder.named_children()):
+        assert isinstance(child, nn.Linear)
         setattr(
             holder, name, nn.Linear(child.in_features, child.out_features, child.bias is not None)
         )
@@ -327,7 +329,7 @@ def test_views_of_one_storage() -> None:
 def test_a_block_of_an_eighth_is_met_wherever_it_lies(K: int, N: int, along: str) -> None:
     """Edited through `.data`, where only the sample of the contents can tell."""
     mlp, x = tw.FusedMLP((K, N)).eval(), torch.randn(3, K)
-    weight = mlp.layers[0].weight
+    weight = mlp.get_parameter("layers.0.weight")
     dim = 0 if along == "rows" else 1
     for block in weight.data.chunk(8, dim):
         with torch.no_grad():

@@ -7,11 +7,13 @@ bound itself is held for blocks of every size on the look alone.
 from __future__ import annotations
 
 import ctypes
+import functools
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -20,6 +22,7 @@ from tests.support.helpers import ISAS, kernel_runs
 from tests.support.mlps import INPUT as X
 from tests.support.mlps import by_hand, packed_mlp, packs, result
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 import torchweld as tw
 from torchweld import ops
@@ -41,7 +44,7 @@ def in_place(mlp: tw.FusedMLP) -> None:
     mlp.up.weight[3, 5] += 2.0
 
 
-def optimizer_step(mlp: tw.FusedMLP, **how: bool) -> None:
+def optimizer_step(mlp: tw.FusedMLP, **how: Any) -> None:
     optimizer = torch.optim.AdamW(mlp.parameters(), lr=0.1, **how)
     mlp(X).square().sum().backward()
     optimizer.step()
@@ -88,7 +91,7 @@ def through_numpy(mlp: tw.FusedMLP) -> None:
 
 
 def through_dlpack(mlp: tw.FusedMLP) -> None:
-    torch.from_dlpack(mlp.down.weight.detach())[2, 3] += 2.0
+    from_dlpack(mlp.down.weight.detach())[2, 3] += 2.0
 
 
 def through_storage(mlp: tw.FusedMLP) -> None:
@@ -103,14 +106,14 @@ def through_a_pointer(mlp: tw.FusedMLP) -> None:
 @torch.no_grad()
 def preserving_the_version(mlp: tw.FusedMLP) -> None:
     weight = mlp.down.weight
-    with torch.autograd._unsafe_preserve_version_counter(weight):
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(weight):
         weight[2, 3] += 2.0
 
 
 def from_another_process(mlp: tw.FusedMLP) -> None:
     """The weight lies in a file that is mapped here: see `shared`."""
     write = "import sys, struct; f = open(sys.argv[1], 'r+b'); f.seek(4 * 37); f.write(struct.pack"
-    path = mlp.up.weight.file_name
+    path = vars(mlp.up.weight)["file_name"]
     subprocess.run([sys.executable, "-c", write + "('f', 9.0)); f.close()", path], check=True)
 
 
@@ -156,7 +159,7 @@ ROWS: dict[str, list[Change]] = {
         through_storage,
         through_a_pointer,
     ],
-    "one element inside `torch.autograd._unsafe_preserve_version_counter`": [
+    "one element inside `torch.autograd.grad_mode._unsafe_preserve_version_counter`": [
         preserving_the_version
     ],
     "one element by another process, through shared memory or a mapped file": [
@@ -191,7 +194,7 @@ def mlp(request: pytest.FixtureRequest, tmp_path: Path) -> tw.FusedMLP:
     shared = torch.from_file(name, shared=True, size=64 * 31, dtype=torch.float32).view(64, 31)
     shared.copy_(mlp.up.weight.detach())
     mlp.up.weight.data = shared
-    mlp.up.weight.file_name = name
+    vars(mlp.up.weight)["file_name"] = name
     result(mlp)
     return mlp
 
@@ -346,7 +349,7 @@ def odd_tensors() -> dict[str, Tensor]:
 @pytest.mark.parametrize("make", LOOKS.values(), ids=LOOKS)
 def test_any_layout_is_seen_element_by_element(kind: str, make: Maker) -> None:
     tensor = odd_tensors()[kind]
-    where = [(i,) for i in range(tensor.shape[0])]
+    where: list[tuple[int, ...]] = [(i,) for i in range(tensor.shape[0])]
     if tensor.dim() == 2:
         where = [(i * 7 % tensor.shape[0], i % tensor.shape[1]) for i in range(30)]
     for index in where:
@@ -379,9 +382,8 @@ def test_copies_of_the_backends_are_looked_at_too() -> None:
                 for _ in range(1000):
                     y = run(X)
                 expected = torch.ops.torchweld.chain(X, tensors, "gelu/b")
-            torch.testing.assert_close(
-                y, expected, msg=lambda text, mode=mode: f"{mode.name}: {text}"
-            )
+            named = functools.partial("{}: {}".format, mode.name)
+            torch.testing.assert_close(y, expected, msg=named)
 
 
 def test_a_watch_of_views_reads_no_contents() -> None:

@@ -163,12 +163,24 @@ def test_trace_in_inference_records_the_parameters_not_a_packed_copy() -> None:
         torch.testing.assert_close(y, by_hand(mlp, X))
 
 
+def model_with_neighbours() -> nn.Sequential:
+    """Code before and after the op for the compiler to work on."""
+    return nn.Sequential(nn.LayerNorm(31), tw.FusedMLP((31, 64, 16)), nn.ReLU())
+
+
+def expected_of(model: nn.Sequential) -> Tensor:
+    """What `model_with_neighbours` gives for X, written with its children."""
+    norm, mlp, _ = model
+    assert isinstance(mlp, tw.FusedMLP)
+    return torch.relu(by_hand(mlp, norm(X)))
+
+
 def test_script_inside_a_bigger_model() -> None:
-    model = nn.Sequential(nn.LayerNorm(31), tw.FusedMLP((31, 64, 16)), nn.ReLU())
+    model = model_with_neighbours()
     scripted = torch.jit.script(model)
     with kernel_runs("natural"):
         y = scripted(X)
-    torch.testing.assert_close(y, torch.relu(by_hand(model[1], model[0](X))))
+    torch.testing.assert_close(y, expected_of(model))
 
 
 def test_the_op_scripts_by_itself() -> None:
@@ -299,15 +311,10 @@ def test_compile_follows_a_replaced_child() -> None:
     run, _ = compiled(mlp)
     with torch.no_grad():
         run(X)
-        mlp.up = nn.Sequential(nn.Linear(31, 64), nn.Tanh())
+        mlp.up = nn.Sequential(nn.Linear(31, 64), nn.Tanh())  # type: ignore[assignment]
         with kernel_runs(calls=0):
             y = run(X)
         torch.testing.assert_close(y, by_hand(mlp, X))
-
-
-def model_with_neighbours() -> nn.Sequential:
-    """Code before and after the op for the compiler to work on."""
-    return nn.Sequential(nn.LayerNorm(31), tw.FusedMLP((31, 64, 16)), nn.ReLU())
 
 
 def test_inductor() -> None:
@@ -317,7 +324,7 @@ def test_inductor() -> None:
         run = torch.compile(model, fullgraph=True)
         with kernel_runs("packed"):
             y = run(X)
-        torch.testing.assert_close(y, torch.relu(by_hand(model[1], model[0](X))))
+        torch.testing.assert_close(y, expected_of(model))
 
 
 @pytest.mark.slow
@@ -325,7 +332,7 @@ def test_inductor_in_training() -> None:
     model = model_with_neighbours()
     with kernel_runs("natural"):
         y = torch.compile(model, fullgraph=True)(X)
-    expected = torch.relu(by_hand(model[1], model[0](X)))
+    expected = expected_of(model)
     torch.testing.assert_close(y, expected)
     parameters = list(model.parameters())
     for got, wanted in zip(

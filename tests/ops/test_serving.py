@@ -159,7 +159,7 @@ def test_a_module_among_the_arguments_is_one_of_the_copy() -> None:
 
 
 def test_what_cannot_be_copied_is_refused_with_its_name() -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
+    model: Any = nn.Sequential(nn.Linear(8, 8))
     model.stream = iter([model[0]])
     with pytest.raises(tw.TorchweldError, match=r"stream is a builtins\.list_iterator"):
         tw.find(model, torch.randn(2, 8))

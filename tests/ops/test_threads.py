@@ -22,6 +22,7 @@ from tests.support.helpers import (
     run_python,
     using_threads,
 )
+from tests.support.mlps import packs
 from torch import Tensor
 
 import torchweld as tw
@@ -135,7 +136,7 @@ def test_one_module_in_many_threads(openmp: int) -> None:
 
     with using_threads(openmp):
         at_once([body(x, y) for x, y in zip(xs, expected, strict=True)])
-    assert mlp._pack.times == 1
+    assert packs(mlp) == 1
 
 
 def test_the_first_calls_of_a_module_in_many_threads() -> None:

@@ -65,7 +65,7 @@ def test_the_exit_code_tells_not_measured_from_not_faster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchweld.plans import tuning
-    from torchweld.plans.way_timing import Timed
+    from torchweld.plans.choice_timing import Timed
 
     def told(verdict: str, speed: Speed | NotMeasured) -> int:
         def times(*args: object) -> dict[object, Timed]:
@@ -87,12 +87,12 @@ def test_the_exit_code_tells_not_measured_from_not_faster(
 def test_without_timing_a_table_decides_however_busy_the_machine_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from torchweld.plans import tuning, way_timing
+    from torchweld.plans import choice_timing, tuning
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("timed")
 
-    monkeypatch.setattr(way_timing, "compare", never)
+    monkeypatch.setattr(choice_timing, "compare", never)
     monkeypatch.setattr(tuning, "time_choices", never)
     table = table_here()
     if isinstance(table, NotMeasured):
@@ -154,4 +154,4 @@ def test_tables_are_read_for_the_kernels_in_use() -> None:
     table = table_here()
     assert isinstance(table, (SpeedTable, NotMeasured))
     if isinstance(table, SpeedTable):
-        assert table.isa == tw._ops.compiled.isa()  # type: ignore[union-attr]
+        assert table.isa == tw._ops.compiled.isa()

@@ -15,7 +15,7 @@ import torchweld as tw
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.speeds import Speed
 from torchweld.models import MODELS
-from torchweld.plans import tuning, way_timing, whole_model
+from torchweld.plans import choice_timing, tuning, whole_model
 from torchweld.plans.plan import Plan, Planned, Trial, Tuning, Verdict, Whole
 from torchweld.plans.tuning import choose
 from torchweld.report.plan_text import sentence
@@ -66,9 +66,9 @@ def test_a_copy_has_to_be_worth_its_memory() -> None:
 
 
 def test_what_a_copy_gains_is_told_round_by_round() -> None:
-    def timed(ratios: Sequence[float], copied: int) -> way_timing.Timed:
+    def timed(ratios: Sequence[float], copied: int) -> choice_timing.Timed:
         speedup = math.exp(statistics.median(ratios))
-        return way_timing.Timed(
+        return choice_timing.Timed(
             verdict="faster",
             speed=speed(speedup),
             copied_bytes=copied,
@@ -100,9 +100,9 @@ def test_what_is_far_behind_at_first_look_is_left_out() -> None:
             return self.seconds * calls
 
     sides: Any = [Side(1.0), Side(1.2), Side(2.0)]
-    found = way_timing._behind(sides, ["a", "b", "c"], 3)
+    found = choice_timing._behind(sides, ["a", "b", "c"], 3)
     assert found == {"c": "2.0 times as long as a at first look"}
-    assert way_timing._behind(sides[:1], ["a"], 3) == {}
+    assert choice_timing._behind(sides[:1], ["a"], 3) == {}
 
 
 @pytest.mark.parametrize(("whole_us", "saved_us"), [(1000.0, 150.0), (100.0, 75.0)])

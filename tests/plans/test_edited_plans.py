@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchweld.core.errors import TorchweldError
 from torchweld.machine import fingerprint, kernel_build
 from torchweld.plans.plan import Plan, structure_of
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.plans.planner import apply, plan
 from torchweld.welds.swapping.original_code import OriginalCodeWarning
 from torchweld.welds.swapping.swap import undo, welded_paths
@@ -125,7 +126,7 @@ def test_what_the_model_does_not_give_again_is_not_welded(
     with pytest.raises(TorchweldError, match="the plan does not fit"):
         apply(net, found)
     for way in ("skip", "verify"):
-        assert welded_paths(apply(net, found, on_mismatch=way)) == []  # type: ignore[arg-type]
+        assert welded_paths(apply(net, found, on_mismatch=way)) == []
         with torch.no_grad():
             assert torch.equal(net(X), expected)
     elsewhere = replace(found, fingerprint="0" * 12)
@@ -177,6 +178,38 @@ def test_a_plan_that_was_changed_in_memory_is_as_suspect(
     assert welded_paths(apply(net, lie, on_mismatch="skip")) == []
 
 
+def test_what_cannot_be_welded_is_left_out_on_request(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(net, X, force=True)
+    assert fit_plan(net, made).refused == ()
+    monkeypatch.setattr(Gated, "__deepcopy__", lambda self, memo: self, raising=False)
+    fit = fit_plan(net, made)
+    assert fit.decisions == ()
+    assert [(one.path, one.kind) for one in fit.refused] == [("mlp", "Gated")]
+    assert "Gated has a __deepcopy__ of its own" in fit.refused[0].reason
+    with pytest.raises(TorchweldError, match="mlp: Gated has a __deepcopy__ of its own"):
+        apply(net, made)
+    for way in ("skip", "verify"):
+        assert welded_paths(apply(net, made, on_mismatch=way)) == []
+
+
+def test_a_block_that_the_model_no_longer_has_is_refused_with_the_op_and_the_line(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(net, X, force=True)
+
+    def forward(self: Gated, x: Tensor, ignored: Tensor, mask: Tensor | None = None) -> Tensor:
+        h: Tensor = self.down(F.layer_norm(F.silu(self.gate(x)) * self.up(x), (8,)))
+        return h
+
+    monkeypatch.setattr(Gated, "forward", forward)
+    (refused,) = fit_plan(net, made).refused
+    assert refused.path == "mlp"
+    assert refused.op == "aten.layer_norm"
+    assert "test_edited_plans.py" in refused.where
+
+
 def test_dropout_cannot_be_edited_away(net: nn.Module, tmp_path: Path) -> None:
     made = plan(net.train(), X, training=True, force=True)
     assert made.planned[0].block.dropout == (0.5, 0.0)
@@ -196,7 +229,7 @@ def test_rows_that_are_too_many_to_be_had_take_no_memory(net: nn.Module, tmp_pat
     found = edited(plan(net, X, force=True), tmp_path / "plan.json", rows(1, 2**27))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for way in ("raise", "verify", "skip"):
-        apply(net, found, on_mismatch=way)  # type: ignore[arg-type]
+        apply(net, found, on_mismatch=way)
         apply(net, replace(found, fingerprint="0" * 12), on_mismatch="verify")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
     with torch.no_grad():

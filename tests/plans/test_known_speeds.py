@@ -16,7 +16,6 @@ from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import BlockError, TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.plans.known_speeds import (
-    FORM,
     LEAST_GAIN,
     TABLES,
     KnownSpeed,
@@ -282,7 +281,7 @@ def test_a_table_loads_again_and_has_a_line_for_each_cell(tmp_path: Path) -> Non
     assert max(line.count('"kind"') for line in lines) == 1
     assert load_table("avx512", tmp_path) == table
     empty = made([])
-    assert FORM.parse(table_text(empty)) == empty
+    assert SpeedTable.from_json(table_text(empty)) == empty
 
 
 @pytest.mark.parametrize("isa", ["neon", "avx", "../avx512", "", "AVX512", "\x1b[31m"])
@@ -291,7 +290,7 @@ def test_no_table_is_said_to_be_none(tmp_path: Path, isa: str) -> None:
     found = load_table(isa, tmp_path)
     assert isinstance(found, NotMeasured)
     assert "no table of speeds for" in found.reason
-    assert "there are: avx512" in found.reason
+    assert "shipped: avx512" in found.reason
     assert "\x1b" not in found.reason
 
 
@@ -337,7 +336,7 @@ def test_a_cell_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> N
     bad = cell((64, 256), **changes) if "rows" not in changes and "sizes" not in changes else None
     table = made([bad or replace(cell((64, 256)), **changes)])
     with pytest.raises(TorchweldError, match=r"cells\[0\]"):
-        FORM.parse(table_text(table))
+        SpeedTable.from_json(table_text(table))
 
 
 # ---- what is shipped ----

@@ -23,7 +23,9 @@ from torchweld.core.speeds import Speed
 from torchweld.machine import measured_peaks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
-from torchweld.plans import ceiling, planner, time_budget, tuning, way_timing, whole_model
+from torchweld.numerics.model_check import compare_results
+from torchweld.plans import ceiling, choice_timing, planner, time_budget, tuning, whole_model
+from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Trial, Tuning
 from torchweld.profiles.profile import About, Module, Profile
@@ -75,7 +77,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         return found if len(found) > 1 else found[0]
 
-    monkeypatch.setattr(way_timing, "compare", compare)
+    monkeypatch.setattr(choice_timing, "compare", compare)
     monkeypatch.setattr(whole_model, "compare", compare)
     monkeypatch.setattr(ceiling, "compare", compare)
     monkeypatch.setattr(planner, "load_words", lambda: "")
@@ -132,11 +134,10 @@ def test_what_was_remembered_is_verified_with_the_weights_of_today(
 ) -> None:
     model, inputs = policy()
     assert tw.plan(model, inputs, budget_s=6).decisions
-    real = tuning.verify_choice
 
     def wrong(*args: Any) -> Trial:
         off = NotMeasured("off")
-        return replace(real(*args), verified=False, verdict="wrong", speed=off)
+        return replace(verify_choice(*args), verified=False, verdict="wrong", speed=off)
 
     monkeypatch.setattr(tuning, "verify_choice", wrong)
     assert tw.plan(model, inputs, budget_s=6).decisions == ()
@@ -160,8 +161,8 @@ def test_a_damaged_memory_counts_as_empty(tmp_path: Path, content: str) -> None:
     memory.keep("a", kept)
     found = MeasurementCache(path).recall("a", Tuning)
     assert found is not None
-    assert found.record == kept
-    assert found.at
+    assert found.remembered
+    assert replace(found, remembered=None) == kept
     assert MeasurementCache(path).recall("b", Tuning) is None
 
 
@@ -179,12 +180,12 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
     before = [(type(module), sorted(module.__dict__)) for module in model.modules()]
     calls: list[int] = []
 
-    def interrupted(*args: Any) -> dict[Choice, way_timing.Timed]:
+    def interrupted(*args: Any) -> dict[Choice, choice_timing.Timed]:
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
         # What really comes out may be "not measured", on a busy machine, and is not kept then.
-        slow = way_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
+        slow = choice_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
         return dict.fromkeys(args[3], slow)
 
     monkeypatch.setattr(tuning, "time_choices", interrupted)
@@ -259,11 +260,10 @@ def test_a_model_on_meta_is_planned_and_the_plan_says_what_it_could_not_do() -> 
 def test_a_whole_that_disagrees_keeps_nothing(
     steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = whole_model.compare_results
     monkeypatch.setattr(
         whole_model,
         "compare_results",
-        lambda *args: [replace(one, ok=False, reason="is off") for one in real(*args)],
+        lambda *args: [replace(one, ok=False, reason="is off") for one in compare_results(*args)],
     )
     model, inputs = policy()
     made = tw.plan(model, inputs, budget_s=6, remember=False)
@@ -321,11 +321,11 @@ def test_applying_twice_is_applying_once() -> None:
 
 def test_a_compiled_model_is_welded_inside() -> None:
     model, inputs = policy()
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     tw.apply(compiled, tw.plan(model, inputs, force=True))
     assert welded_paths(model)
-    assert tw.plan_of(compiled) is not None  # type: ignore[arg-type]
-    tw.undo(compiled)  # type: ignore[arg-type]
+    assert tw.plan_of(compiled) is not None
+    tw.undo(compiled)
     assert not welded_paths(model)
 
 
@@ -420,8 +420,8 @@ def test_a_plan_by_force_tells_the_memory_of_its_copies() -> None:
 def test_fuse_leaves_a_plan_and_one_line_whatever_came_of_it(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def busy(*args: Any) -> dict[Choice, way_timing.Timed]:
-        unknown = way_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
+    def busy(*args: Any) -> dict[Choice, choice_timing.Timed]:
+        unknown = choice_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
         return dict.fromkeys(args[3], unknown)
 
     monkeypatch.setattr(tuning, "time_choices", busy)
@@ -511,7 +511,7 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
 def test_a_block_whose_rounds_cannot_fit_is_not_begun(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(way_timing, "seconds_of", lambda run: 0.9)
+    monkeypatch.setattr(choice_timing, "seconds_of", lambda run: 0.9)
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     made = tw.plan(model, torch.randn(1, 64), budget_s=8.0)
     (one,) = made.planned

@@ -14,6 +14,7 @@ from tests.support.made_profiles import (
     parts,
     tensor,
 )
+from tests.support.measured import measured
 
 from torchweld.profiles.accounting.account import Account, account, roofline
 from torchweld.profiles.profile import Profile
@@ -56,8 +57,8 @@ def test_traffic_is_what_does_not_hide_behind_arithmetic() -> None:
 def test_a_tiny_op_is_bound_by_its_launch() -> None:
     found = of_one("aten::add", 1.2, tensor(4), tensor(4), makes=16).ops[0]
     assert found.bound == "overhead"
-    assert found.split.launch_us == 1.0
-    assert found.split.slow_us < 0.2
+    assert measured(found.split).launch_us == 1.0
+    assert measured(found.split).slow_us < 0.2
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,8 @@ def test_faster_than_the_roofline_leaves_a_negative_rest() -> None:
     a = tensor(100, 100)
     found = of_one("aten::mm", 15.0, a, tensor(100, 100), makes=40_000).ops[0]
     assert parts(found.split) == pytest.approx({"arithmetic_us": 20.0, "unexplained_us": -5.0})
-    assert found.split.total_us == pytest.approx(15.0)
-    assert found.split.explained_us == pytest.approx(10.0)
+    assert measured(found.split).total_us == pytest.approx(15.0)
+    assert measured(found.split).explained_us == pytest.approx(10.0)
 
 
 def test_a_time_that_was_corrected_below_zero_stays_visible() -> None:
@@ -157,8 +158,8 @@ def test_the_peak_is_that_of_the_type() -> None:
         a = tensor(100, 100, dtype=dtype)
         made.op("aten::mm", 500.0, inputs=(a, a), makes=1)
     half, single = account(made.build()).ops
-    assert half.split.arithmetic_us == pytest.approx(200.0)
-    assert single.split.arithmetic_us == pytest.approx(20.0)
+    assert measured(half.split).arithmetic_us == pytest.approx(200.0)
+    assert measured(single.split).arithmetic_us == pytest.approx(20.0)
 
 
 def test_without_peaks_work_is_unexplained_and_the_remedy_is_said() -> None:
@@ -221,11 +222,11 @@ def test_a_module_adds_up_what_is_inside_it() -> None:
     )
     assert fc.split == fc.own
     assert (fc.launches, block.launches, optimizer.launches, root.launches) == (1, 3, 1, 4)
-    assert block.own.host_us == 7.0
-    assert block.split.host_us == 9.0
-    assert block.split.total_us == pytest.approx(64.0)
-    assert root.split.total_us == pytest.approx(80.0)
-    assert root.own.host_us == 4.0
+    assert measured(block.own).host_us == 7.0
+    assert measured(block.split).host_us == 9.0
+    assert measured(block.split).total_us == pytest.approx(64.0)
+    assert measured(root.split).total_us == pytest.approx(80.0)
+    assert measured(root.own).host_us == 4.0
     assert block.flops == root.flops - optimizer.flops == 2_000_000 + 10_000
     assert root.moved_bytes == 3 * SIZE + 2 * SIZE + 120
     assert (fc.bound, optimizer.bound) == ("compute", "bandwidth")
@@ -233,11 +234,12 @@ def test_a_module_adds_up_what_is_inside_it() -> None:
 
 def test_the_step_adds_up_to_its_time() -> None:
     profile = two_blocks()
-    assert account(profile).step.total_us == pytest.approx(profile.step_us) == 80.0
+    assert measured(account(profile).step).total_us == pytest.approx(profile.step_us) == 80.0
     longer = dataclasses.replace(profile, step_us=100.0)
-    found = account(longer).step
+    found = measured(account(longer).step)
     assert found.total_us == pytest.approx(100.0)
-    assert found.unexplained_us == pytest.approx(account(profile).step.unexplained_us + 20.0)
+    before = measured(account(profile).step)
+    assert found.unexplained_us == pytest.approx(before.unexplained_us + 20.0)
 
 
 def test_explained_is_what_is_below_the_root_and_has_a_reason() -> None:
@@ -286,7 +288,7 @@ def wasteful(waste: str) -> Builder:
 
 @pytest.mark.parametrize("waste", WASTES)
 def test_the_waste_that_dominates_is_named(waste: str) -> None:
-    step = account(wasteful(waste).build()).step
+    step = measured(account(wasteful(waste).build()).step)
     largest = max(PARTS, key=lambda name: getattr(step, name))
     assert largest == waste
     assert getattr(step, waste) > 0.5 * step.total_us
@@ -317,9 +319,9 @@ def test_the_op_table_adds_up_calls_of_one_name_and_phase() -> None:
     assert row.gflops == pytest.approx(20_000 / 40e3)
     assert row.gbps == pytest.approx(4 * SIZE / 40e3)
     assert row.bound == "bandwidth"
-    assert row.split.total_us == pytest.approx(40.0)
+    assert measured(row.split).total_us == pytest.approx(40.0)
     assert profile.ops[relu].name == row.name
-    assert sum(row.self_us for row in rows) == pytest.approx(profile.step_us)
+    assert sum(measured(row.self_us) for row in rows) == pytest.approx(profile.step_us)
 
 
 def test_rows_without_a_model_have_no_rates() -> None:

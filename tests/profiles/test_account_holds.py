@@ -16,6 +16,7 @@ from tests.support.made_profiles import (
     new_storage,
     tensor,
 )
+from tests.support.measured import measured
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,6 +34,8 @@ NAMES = (
     "AddmmBackward0 mylib::op aten::fill_ torchweld::chain aten::_softmax aten::bernoulli_"
 )
 TIMES = st.floats(min_value=-2.0, max_value=1e4, allow_nan=False)
+GBPS: st.SearchStrategy[float | tuple[float, ...]]
+GBPS = st.sampled_from([10.0, (100.0, 50.0, 25.0, 10.0, 5.0)])
 SHAPES = st.lists(st.integers(min_value=1, max_value=300), min_size=1, max_size=3)
 
 
@@ -40,7 +43,7 @@ SHAPES = st.lists(st.integers(min_value=1, max_value=300), min_size=1, max_size=
 def profiles(draw: st.DrawFn) -> Profile:
     made = Builder(
         op_cost_us=draw(st.floats(min_value=0.0, max_value=5.0)),
-        gbps=draw(st.sampled_from([10.0, (100.0, 50.0, 25.0, 10.0, 5.0)])),
+        gbps=draw(GBPS),
         peaks=None if draw(st.integers(0, 9)) == 0 else "made",
     )
     paths = ["a", "a.b", "a.b.c", "d", "d.e"][: draw(st.integers(0, 5))]
@@ -76,17 +79,18 @@ def profiles(draw: st.DrawFn) -> Profile:
 def test_parts_add_up_and_only_the_unexplained_may_be_negative(profile: Profile) -> None:
     found = account(profile)
     for op, explained in zip(profile.ops, found.ops, strict=True):
-        assert explained.split.total_us == pytest.approx(op.self_us, abs=1e-6)
+        assert measured(explained.split).total_us == pytest.approx(op.self_us, abs=1e-6)
         assert 0 <= explained.round_trip_bytes <= explained.read_bytes + explained.written_bytes
     splits = [row.split for row in found.ops] + [row.split for row in found.modules]
     for split in [*splits, *(row.own for row in found.modules), found.step]:
         assert min(getattr(split, name) for name in PARTS[:-1]) >= 0.0
-    assert found.step.total_us == pytest.approx(profile.step_us, abs=1e-6)
-    assert 0.0 <= found.explained <= 1.0 + 1e-9
+    assert measured(found.step).total_us == pytest.approx(profile.step_us, abs=1e-6)
+    assert 0.0 <= measured(found.explained) <= 1.0 + 1e-9
     covered = sum(op.self_us for op in profile.ops)
     covered += sum(module.python_us + module.engine_us for module in profile.modules)
-    assert found.modules[0].split.total_us == pytest.approx(covered, abs=1e-6)
-    assert sum(row.own.total_us for row in found.modules) == pytest.approx(covered, abs=1e-6)
+    assert measured(found.modules[0].split).total_us == pytest.approx(covered, abs=1e-6)
+    own = sum(measured(row.own).total_us for row in found.modules)
+    assert own == pytest.approx(covered, abs=1e-6)
 
 
 def scaled(op: Op, factor: float) -> Op:
@@ -109,7 +113,7 @@ def test_longer_times_never_make_a_waste_smaller(profile: Profile) -> None:
             dataclasses.replace(m, python_us=2 * m.python_us, engine_us=2 * m.engine_us)
             for m in modules
         ),
-        step_us=2 * profile.step_us,
+        step_us=2 * measured(profile.step_us),
     )
     before, after = account(once), account(twice)
     pairs = [
@@ -144,8 +148,8 @@ def test_the_order_of_modules_does_not_matter(profile: Profile, random: object) 
     assert after.explained == pytest.approx(before.explained)
     for old, new in enumerate(place[old] for old in range(len(order))):
         assert after.modules[new].launches == before.modules[old].launches
-        total = before.modules[old].split.total_us
-        assert after.modules[new].split.total_us == pytest.approx(total, abs=1e-6)
+        total = measured(before.modules[old].split).total_us
+        assert measured(after.modules[new].split).total_us == pytest.approx(total, abs=1e-6)
 
 
 # ---- real recordings ----

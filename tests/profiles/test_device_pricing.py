@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from tests.support.made_profiles import Builder, kernel, make_device, parts, tensor
 from tests.support.made_traces import TRACES
+from tests.support.measured import measured
 
 from torchweld.profiles.accounting.account import account, roofline
 from torchweld.profiles.profile import Gap, Profile, RuntimeCall
@@ -64,8 +65,8 @@ def test_a_devices_time_is_split_by_its_kernels_and_gaps() -> None:
         {"arithmetic_us": 10.0, "slow_us": 10.0, "launch_us": 10.0}
     )
     assert parts(copy.split) == pytest.approx({"unexplained_us": 5.0, "host_us": 4.0})
-    assert found.step.total_us == pytest.approx(60.0)
-    assert found.step.unexplained_us == pytest.approx(6.0)
+    assert measured(found.step).total_us == pytest.approx(60.0)
+    assert measured(found.step).unexplained_us == pytest.approx(6.0)
     assert found.modules[1].launches == 3
     # The kernel without an op is on the root.
     assert parts(found.modules[0].own) == pytest.approx({"unexplained_us": 1.0})
@@ -86,8 +87,8 @@ def test_kernels_that_run_at_once_share_the_time() -> None:
     # 46 us of kernels in 23 us.
     device = dataclasses.replace(profile.device, span_us=37.0)
     found = account(dataclasses.replace(profile, device=device))
-    assert found.ops[0].split.total_us == pytest.approx(10.0)
-    assert found.step.total_us == pytest.approx(37.0)
+    assert measured(found.ops[0].split).total_us == pytest.approx(10.0)
+    assert measured(found.step).total_us == pytest.approx(37.0)
 
 
 def test_faster_than_fp32_can_be_was_tf32() -> None:
@@ -96,7 +97,7 @@ def test_faster_than_fp32_can_be_was_tf32() -> None:
     rates = {"float32": 50.0, "tf32": 400.0}
     device = dataclasses.replace(profile.device, peak_gflops=rates)
     first = account(dataclasses.replace(profile, device=device)).ops[0]
-    assert first.split.arithmetic_us == pytest.approx(5.0)
+    assert measured(first.split).arithmetic_us == pytest.approx(5.0)
 
 
 def test_kernels_that_the_devices_figures_leave_out_do_not_count() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def x() -> Tensor:
 
 
 def test_a_block_inside_another_is_looked_at_when_the_outermost_ends(
-    mlp: nn.Module, x: Tensor
+    mlp: nn.Sequential, x: Tensor
 ) -> None:
     with expect(linear=5, backward=True) as outer:
         mlp[0](x)
@@ -99,7 +100,7 @@ def test_misplaced_blocks_are_refused(mlp: nn.Module) -> None:
         pass
 
 
-def test_a_running_profiler_is_refused(mlp: nn.Module) -> None:
+def test_a_running_profiler_is_refused(mlp: nn.Sequential) -> None:
     with (
         profile(activities=[ProfilerActivity.CPU]),
         pytest.raises(TorchweldError, match="profiler is running already"),
@@ -147,7 +148,7 @@ def test_compiling_inside_the_block_does_not_count(mlp: nn.Module, x: Tensor, ba
 
 
 def test_modules_inside_a_compiled_region_cannot_be_asked_for(mlp: nn.Module) -> None:
-    model = torch.compile(mlp, backend="eager")
+    model: Any = torch.compile(mlp, backend="eager")
     with pytest.raises(TorchweldError, match="inside a compiled region cannot be told apart"):
         expect(model=model, modules={"0": {"linear": 1}})
 

@@ -62,7 +62,7 @@ def test_text_that_is_no_guess_is_refused_with_what_is_one(written: str) -> None
 
 @pytest.mark.parametrize("written", [True, -1, 2.0, None])
 def test_only_counts_and_text_are_guesses(written: object) -> None:
-    with pytest.raises(TorchweldError, match="is no guess"):
+    with pytest.raises(TorchweldError, match="is not a guess"):
         parse_guess(written, "linear")  # type: ignore[arg-type]
 
 
@@ -94,12 +94,12 @@ def test_a_line_of_expectations_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "'' in '' is no expectation"),
-        ("linear=3,", "'' in 'linear=3,' is no expectation"),
-        ("linear", "'linear' in 'linear' is no expectation"),
-        ("linear:3", "is no expectation"),
+        ("", "'' in '' is not an expectation"),
+        ("linear=3,", "'' in 'linear=3,' is not an expectation"),
+        ("linear", "'linear' in 'linear' is not an expectation"),
+        ("linear:3", "is not an expectation"),
         ("liner=3", "did you mean 'linear'"),
-        ("linear=x", "linear='x' is no guess"),
+        ("linear=x", "linear='x' is not a guess"),
         ("linear=3,linear=4", "two guesses of linear"),
     ],
 )

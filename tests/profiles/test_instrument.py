@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,8 @@ def test_a_compiled_module_shows_as_one_and_is_not_compiled_anew() -> None:
         return graph
 
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    model = nn.Sequential(nn.Linear(2, 2), torch.compile(inner, backend=backend))
+    compiled: Any = torch.compile(inner, backend=backend)
+    model = nn.Sequential(nn.Linear(2, 2), compiled)
     model(torch.ones(2))
     assert len(compilations) == 1
     assert seen(model, torch.ones(2)) == ["", "0", "1"]

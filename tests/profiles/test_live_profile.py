@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.made_profiles import PARTS
+from tests.support.measured import measured
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +22,7 @@ from torchweld.profiles.accounting.account import account
 from torchweld.profiles.profile import Module, Op, Profile
 from torchweld.profiles.recording import live_profile, profile_building
 from torchweld.profiles.recording.live_profile import profile
+from torchweld.profiles.recording.torch_profiler import record
 
 pytestmark = pytest.mark.usefixtures("brief_profiles")
 
@@ -109,11 +111,11 @@ def test_a_module_that_sleeps_is_charged_with_its_sleep() -> None:
 
     model = nn.Sequential(nn.Linear(16, 16), Sleeper(), nn.Linear(16, 16))
     found = profile(model, torch.randn(2, 16))
-    sleeper = module_at(found, "1")
-    assert sleeper.python_us > 0.9 * found.step_us
-    assert sleeper.self_us > 0.9 * found.step_us
-    assert module_at(found, "0").total_us + module_at(found, "2").total_us < 0.1 * found.step_us
-    assert account(found).modules[2].own.host_us > 0.9 * found.step_us
+    sleeper, step_us = module_at(found, "1"), measured(found.step_us)
+    assert sleeper.python_us > 0.9 * step_us
+    assert sleeper.self_us > 0.9 * step_us
+    assert module_at(found, "0").total_us + module_at(found, "2").total_us < 0.1 * step_us
+    assert measured(account(found).modules[2].own).host_us > 0.9 * step_us
 
 
 class ManyTinyOps(nn.Module):
@@ -150,7 +152,7 @@ class Inside(nn.Module):
 
 def least_disturbed(model: nn.Module, x: Tensor) -> Profile:
     """The fastest of a few: what another process takes from the processor is no waste of ours."""
-    return min((profile(model, x) for _ in range(3)), key=lambda found: found.step_us)
+    return min((profile(model, x) for _ in range(3)), key=lambda found: measured(found.step_us))
 
 
 DOMINATED = [
@@ -162,7 +164,7 @@ DOMINATED = [
 
 
 def assert_dominated(body: Callable[[], nn.Module], x: tuple[int, ...], *wastes: str) -> None:
-    split = account(least_disturbed(Inside(body()), torch.ones(x))).modules[1].split
+    split = measured(account(least_disturbed(Inside(body()), torch.ones(x))).modules[1].split)
     parts = {name: getattr(split, name) for name in PARTS}
     named = sum(parts.pop(name) for name in wastes)
     assert named > max(parts.values())
@@ -192,7 +194,7 @@ def test_a_product_with_few_rows_is_a_slow_kernel(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measured_peaks, "peaks", MEASURED)
     model = Inside(nn.Linear(2048, 2048, bias=False))
     found = least_disturbed(model, torch.randn(8, 2048))
-    split = account(found).modules[1].split
+    split = measured(account(found).modules[1].split)
     others = (split.launch_us, split.round_trip_us, split.host_us)
     assert split.slow_us > max(others)
 
@@ -364,7 +366,7 @@ def test_the_loss_of_the_user_is_used() -> None:
     ("call", "message"),
     [
         (lambda: profile(nn.Linear(2, 2)), "no inputs"),
-        (lambda: profile(3), "cannot profile a int"),
+        (lambda: profile(3), "cannot profile a int"),  # type: ignore[arg-type]
         (lambda: profile(nn.Linear(2, 2), torch.ones(2), steps=1), "steps is 1"),
         (lambda: profile(nn.Linear(2, 2), torch.ones(2), loss=torch.sum), "training=True"),
         (lambda: profile(lambda: None, torch.ones(2)), "without arguments"),
@@ -415,13 +417,12 @@ def test_a_long_step_is_calibrated_on_only_if_it_tells(
     monkeypatch: pytest.MonkeyPatch, cost: float, recorded: int
 ) -> None:
     runs = {True: 0, False: 0}
-    real = live_profile.record
 
-    def record(run: Any, *args: Any, **options: bool) -> Any:
+    def counted(run: Any, *args: Any, **options: Any) -> Any:
         runs[bool(options)] += 1
-        return real(run, *args, **options)
+        return record(run, *args, **options)
 
-    monkeypatch.setattr(live_profile, "record", record)
+    monkeypatch.setattr(live_profile, "record", counted)
     monkeypatch.setattr(live_profile, "SHORT_US", 0.0)  # every step is a long one
     monkeypatch.setattr(live_profile, "LEAST_COST", cost)
     monkeypatch.setattr(live_profile, "SET_SECONDS", 0.0)

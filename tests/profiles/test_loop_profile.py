@@ -174,7 +174,7 @@ def test_corrected_times_that_miss_the_clock_are_noticed() -> None:
         run(model, p)
     samples = p._samples
     samples.rounds = [dataclasses.replace(r, plain_us=1e6) for r in samples.rounds]
-    assert any("against those without the profiler" in notice for notice in p.profile.notices)
+    assert any("% off those without it" in notice for notice in p.profile.notices)
 
 
 def test_a_loop_that_others_disturbed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

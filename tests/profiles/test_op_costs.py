@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def linear(bias: bool = True) -> Callable[[], object]:
     return lambda: layer(x).sum().backward()
 
 
-def conv(**options: int) -> Callable[[], object]:
+def conv(**options: Any) -> Callable[[], object]:
     layer = nn.Conv2d(4, 6, 3, **options)
     x = torch.randn(2, 4, 9, 11, requires_grad=True)
     return lambda: layer(x).sum().backward()

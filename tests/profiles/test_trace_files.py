@@ -44,7 +44,7 @@ def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [("events", "rank"), ("rank", "events")])
 def test_keys_may_come_in_any_order(tmp_path: Path, order: tuple[str, str]) -> None:
-    parts = {
+    parts: dict[str, dict[str, Any]] = {
         "events": {"traceEvents": MadeTrace().launch("sgemm", 0, 5, 3, 1).events},
         "rank": {
             "otherData": {"nested": [1, {"traceEvents": [1]}]},
@@ -78,8 +78,7 @@ def test_where_blocks_end_does_not_matter(size: int, packed: bool) -> None:
     with pytest.MonkeyPatch.context() as patch, a_folder() as folder:
         path = trace.write(folder / ("trace.json.gz" if packed else "trace.json"))
         whole = read_trace(path)
-        patch.setattr(trace_stream, "PLAIN_BLOCK", size)
-        patch.setattr(trace_stream, "COMPRESSED_BLOCK", size)
+        patch.setattr(trace_stream, "BLOCK", size)
         assert read_trace(path) == whole
     assert len(whole.ops) == 2
     assert whole.about.rank == 1234567
@@ -110,7 +109,7 @@ def test_fractions_of_a_microsecond_survive_times_since_1970(tmp_path: Path) -> 
     path.write_text(text)
     a, b = read_trace(path).ops
     assert b.start_us - a.start_us == pytest.approx(3.254, abs=1e-9)
-    assert (a.raw_us, b.raw_us) == (pytest.approx(2.25), pytest.approx(0.003))
+    assert (a.raw_us, b.raw_us) == pytest.approx((2.25, 0.003))
 
 
 # ---- events that cannot be used ----
@@ -170,7 +169,8 @@ def test_a_malformed_event_is_skipped_and_counted(tmp_path: Path, event: Any, fi
 
 def test_shapes_that_cannot_be_read_are_counted_and_the_op_stays(tmp_path: Path) -> None:
     trace = MadeTrace()
-    for i, shapes in enumerate(([["a"]], 5, [[-1]], [[1.5]], [[2], [3]], None)):
+    wrong: list[Any] = [[["a"]], 5, [[-1]], [[1.5]], [[2], [3]], None]
+    for i, shapes in enumerate(wrong):
         trace.op("aten::mm", 10 * i, 5, **{"Input Dims": shapes, "Input type": ["float"]})
     profile = read_trace(trace.write(tmp_path / "trace.json"))
     assert [op.inputs for op in profile.ops] == [()] * 6
@@ -273,6 +273,14 @@ def test_a_flipped_byte_in_a_compressed_file_gives_what_is_before_it(tmp_path: P
     profile = read_trace(path)
     assert 500 < len(profile.ops) < 2_424
     assert "only a part of the trace could be read" in profile.notices[0]
+
+
+def test_what_follows_the_compressed_data_costs_no_events(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(five_ops().text().encode()) + b"something else")
+    profile = read_trace(path)
+    assert len(profile.ops) == 5
+    assert "damaged after the last event" in profile.notices[0]
 
 
 def test_a_wrong_checksum_costs_no_events(tmp_path: Path) -> None:

@@ -35,21 +35,14 @@ def test_the_whole_model_of_the_readme_runs_as_it_stands(
     assert "never" not in out
 
 
-class Example(SimpleNamespace):
-    """The names of an example's file."""
-
-    @staticmethod
-    def load(name: str) -> Example:
-        return Example(**runpy.run_path(str(EXAMPLES / name)))
-
-
 @pytest.fixture(scope="module")
-def embeddings() -> Example:
-    return Example.load("sentence_embeddings.py")
+def embeddings() -> SimpleNamespace:
+    """The names of the example's file."""
+    return SimpleNamespace(**runpy.run_path(str(EXAMPLES / "sentence_embeddings.py")))
 
 
 @pytest.fixture
-def minilm(embeddings: Example) -> tuple[nn.Module, Any]:
+def minilm(embeddings: SimpleNamespace) -> tuple[nn.Module, Any]:
     """A real model with its real weights, and its tokenizer."""
     folder = embeddings.model_folder()
     if folder is None:
@@ -60,7 +53,7 @@ def minilm(embeddings: Example) -> tuple[nn.Module, Any]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_real_model_welded_ranks_sentences_as_before(
-    embeddings: Example, minilm: tuple[nn.Module, Any]
+    embeddings: SimpleNamespace, minilm: tuple[nn.Module, Any]
 ) -> None:
     encoder, tokenizer = minilm
     sentences = [sentence for pair in embeddings.PAIRS for sentence in pair]
@@ -98,7 +91,7 @@ def test_a_real_model_welded_ranks_sentences_as_before(
 
 @pytest.mark.usefixtures("one_thread", "minilm")
 def test_the_example_of_sentence_embeddings_prints_a_short_table(
-    embeddings: Example, capsys: pytest.CaptureFixture[str]
+    embeddings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     embeddings.main(seconds=0.2, force=True)
     out = capsys.readouterr().out
@@ -113,7 +106,7 @@ def test_the_example_of_sentence_embeddings_prints_a_short_table(
 
 
 def test_without_the_weights_the_example_says_how_to_get_them(
-    embeddings: Example, monkeypatch: pytest.MonkeyPatch
+    embeddings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -123,7 +116,7 @@ def test_without_the_weights_the_example_says_how_to_get_them(
         embeddings.main()
 
 
-def test_padding_does_not_enter_an_embedding(embeddings: Example) -> None:
+def test_padding_does_not_enter_an_embedding(embeddings: SimpleNamespace) -> None:
     class Ramp(nn.Module):
         def forward(self, ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
             return SimpleNamespace(last_hidden_state=torch.stack([ids, ids * ids], -1).float())

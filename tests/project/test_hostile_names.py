@@ -55,7 +55,8 @@ class Evil(nn.Module):
         self.add_module(NAME + "idle", nn.Linear(8, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._modules[NAME + "norm"](x + self._modules[NAME](x))
+        modules: dict[str, Any] = self._modules
+        found: torch.Tensor = modules[NAME + "norm"](x + modules[NAME](x))
         return found
 
 
@@ -146,7 +147,7 @@ def test_what_a_gate_found_shows_harmlessly(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_comparison_reads_harmlessly() -> None:
     for verdict in ("faster", "slower", "same", "not measured"):
-        one = replace(comparison(2.0, verdict), candidate=EVIL, baseline=EVIL, reason=EVIL)  # type: ignore[arg-type]
+        one = replace(comparison(2.0, verdict), candidate=EVIL, baseline=EVIL, reason=EVIL)
         shown(str(one), lines=1)
 
 

@@ -7,6 +7,7 @@ under `if TYPE_CHECKING:` do not count.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -39,8 +40,14 @@ ROOMS = {
     "cli": "core machine timing ops models profiles findings plans history bench gates report",
 }
 # Below welds and profiles, the same once more: a folder imports only folders that stand before it.
-# What lies directly in the room stands before all of them.
+# What lies directly in the room stands before all of them. In plans, the same for its modules.
 SUBROOMS = {
+    "plans": (
+        *("earlier_plans", "plan", "known_speeds", "measurement_cache", "plan_options"),
+        *("block_calls", "alike_blocks", "time_budget"),
+        *("choice_verifying", "choice_timing", "tuning", "flops_share", "ceiling", "whole_model"),
+        *("plan_fitting", "planner"),
+    ),
     "welds": ("cloning", "tracing", "recognising", "guarding", "finding", "swapping"),
     "profiles": ("attributing", "accounting", "traces", "recording", "expecting"),
 }
@@ -115,7 +122,7 @@ def misplaced_inside(module: str, room: str, names: set[str]) -> list[str]:
 
     own = [name for name in sorted(names) if name.startswith(f"{room}.")]
     return [
-        f"{module} imports {name}: folders of {room} stand in the order {', '.join(order)}"
+        f"{module} imports {name}: {room} stands in the order {', '.join(order)}"
         for name in own
         if rank(name) > rank(module) and module != room
     ]
@@ -144,6 +151,7 @@ def test_the_table_of_rooms_has_no_circle() -> None:
         ({"extra.py": ""}, "lies in no room"),
         ({"welds/tracing/a.py": "from torchweld.welds.finding import find"}, "in the order"),
         ({"welds/marks.py": "from torchweld.welds.swapping import swap"}, "in the order"),
+        ({"plans/tuning.py": "from torchweld.plans.planner import plan"}, "in the order"),
     ],
 )
 def test_the_walk_sees_each_kind_of_misplaced_import(
@@ -155,6 +163,14 @@ def test_the_walk_sees_each_kind_of_misplaced_import(
         path.write_text(text)
     (found,) = misplaced(read_imports(tmp_path))
     assert complaint in found
+
+
+def test_plans_draws_the_order_that_its_modules_stand_in() -> None:
+    order = SUBROOMS["plans"]
+    assert {path.stem for path in (PACKAGE / "plans").glob("*.py")} == {*order, "__init__"}
+    text = ast.get_docstring(ast.parse((PACKAGE / "plans" / "__init__.py").read_text())) or ""
+    drawn = re.findall(r"\w+", text.partition("a test holds this:")[2])
+    assert [word for word in drawn if word in order] == list(order)
 
 
 def test_the_walk_leaves_type_checking_imports_alone(tmp_path: Path) -> None:

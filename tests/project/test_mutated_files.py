@@ -10,7 +10,7 @@ import functools
 import json
 import unicodedata
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,12 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 from torchweld.core.speeds import Speed
 from torchweld.findings import diagnose
-from torchweld.machine.measured_peaks import Peaks
-from torchweld.plans.known_speeds import FORM as TABLE_FORM
+from torchweld.machine.measured_peaks import KeptPeaks
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, table_text
-from torchweld.plans.plan import FORM as PLAN_FORM
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.account import account
 from torchweld.profiles.accounting.profile_diff import Diff, diff
-from torchweld.profiles.profile import FORM as PROFILE_FORM
 from torchweld.profiles.profile import Allocation, Compilation, Memory, Profile, TimeCheck
 from torchweld.report.bench_text import bench_head, bench_sections
 from torchweld.report.style import to_text
@@ -105,7 +102,7 @@ def use_plan(path: Path) -> None:
     model, (x, y) = net(), expected()
     for way in ("raise", "skip", "verify"):
         try:
-            apply(model, found, on_mismatch=way)  # type: ignore[arg-type]
+            apply(model, found, on_mismatch=way)
             with torch.no_grad():
                 torch.testing.assert_close(model(x), y)
         finally:
@@ -152,8 +149,9 @@ def use_comparison(path: Path) -> None:
 
 
 def use_peaks(path: Path) -> None:
-    found = Peaks.from_json(read_whole(path).decode(errors="replace"))
-    assert found.read_gbps(1 << 20, 2) is None or found.fma_gflops("float32", 2) != ""
+    found = KeptPeaks.load(path).peaks
+    assert isinstance(found.read_gbps(1 << 20, 2), float | int | None)
+    assert isinstance(found.fma_gflops("float32", 2), float | int | None)
 
 
 # ---- a good file of each kind ----
@@ -179,7 +177,7 @@ def plan_text() -> str:
     made = replace(
         made, planned=(*planned, *made.planned[1:]), whole=(whole,), notices=("a notice",)
     )
-    return PLAN_FORM.text(made)
+    return made.to_json()
 
 
 def good_plan() -> Any:
@@ -207,7 +205,7 @@ def good_profile() -> Any:
         ),
         notices=("a notice",),
     )
-    return json.loads(PROFILE_FORM.text(made))
+    return json.loads(made.to_json())
 
 
 def good_diff() -> Any:
@@ -227,7 +225,10 @@ def good_bench() -> Any:
 def good_trace() -> Any:
     made = MadeTrace()
     made.step(1, 0, 100).step(2, 100, 100).step(3, 200, 100)
-    shapes = {"Input Dims": [[8, 64], [64, 64], []], "Input type": ["float", "float", "Scalar"]}
+    shapes: dict[str, Any] = {
+        "Input Dims": [[8, 64], [64, 64], []],
+        "Input type": ["float", "float", "Scalar"],
+    }
     shapes["Input Strides"] = [[64, 1], [64, 1], []]
     for at in (0, 100, 200):
         made.op("aten::linear", at + 10, 30, **shapes, **{"Sequence number": 3, "Fwd thread id": 0})
@@ -240,7 +241,7 @@ def good_trace() -> Any:
 
 
 def good_peaks() -> Any:
-    return asdict(make_peaks(gflops=10.0, gbps=5.0, threads=2))
+    return KeptPeaks(peaks=make_peaks(gflops=10.0, gbps=5.0, threads=2)).to_dict()
 
 
 @dataclass(frozen=True)
@@ -272,11 +273,11 @@ def good_table() -> dict[str, Any]:
 
 
 def use_table(path: Path) -> None:
-    table = TABLE_FORM.load(path)
+    table = SpeedTable.load(path)
     shown(table.source)
     for rows in (1, 2):
         shown(str(table.known("identity", [(8, 8)], "float32", rows, True)))
-    TABLE_FORM.parse(table_text(table))
+    SpeedTable.from_json(table_text(table))
 
 
 KINDS = {

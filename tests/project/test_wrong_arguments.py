@@ -152,8 +152,8 @@ CALLS: Calls = {
     "Diff path": (lambda v: tw.Diff.load(v), set()),
     "Diff text": (lambda v: tw.Diff.from_json(v), set()),
 }
-PLAN = tw.plan(mlp(), X, force=True)
-BLOCK = PLAN.planned[0].block
+PLAN: tw.Plan = tw.plan(mlp(), X, force=True)
+BLOCK: tw.Block = PLAN.planned[0].block
 # Results and errors, which users do not make; and what takes anything, to hand it on.
 TAKE_ANYTHING = {"Account", "Check", "Comparison", "ExpectationError", "Finding", "TorchweldError"}
 TAKE_ANYTHING |= {"Inputs", "NotMeasured", "OriginalCodeWarning"}

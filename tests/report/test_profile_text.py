@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.block_profiles import Call, block_places, blocks, make, on_device
 from tests.support.made_profiles import make_peaks
+from tests.support.measured import measured
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.figures import duration, figure, share
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.texts import clean
 from torchweld.findings import Finding, diagnose, welding_bound
 from torchweld.profiles.accounting.account import Split, account, roofline
 from torchweld.profiles.profile import Allocation, Memory, Profile, TimeCheck, Timing
@@ -23,8 +25,8 @@ from torchweld.profiles.recording.profile_building import describe
 from torchweld.report import View, profile_sections, profile_text
 from torchweld.report.module_tree import MOST_ROWS, Tree, label, merged_path
 from torchweld.report.profile_sections import findings_section
-from torchweld.report.profile_verdict import PARTS, bar, bar_cells
-from torchweld.report.style import clean, cut, to_text
+from torchweld.report.profile_verdict import PARTS, bar
+from torchweld.report.style import bar_cells, cut, to_text
 
 
 def text_of(profile: Profile, findings: Any = None, **view: Any) -> str:
@@ -59,16 +61,17 @@ def test_the_verdict_has_the_figures_of_the_account() -> None:
     profile = blocks(training=True)
     found = account(profile)
     text = " ".join(text_of(profile).split())
-    whole = found.step.total_us
-    assert f"Net: one training step takes {duration(profile.step_us)}" in text
-    assert f"{share(found.step.useful_us, whole)} is arithmetic and necessary traffic" in text
-    assert f"{share(found.step.waste_us, whole)} is waste, mostly slow kernels" in text
-    assert f"explained {share(found.explained, 1)}." in text
+    step = measured(found.step)
+    whole = step.total_us
+    assert f"Net: one training step takes {duration(measured(profile.step_us))}" in text
+    assert f"{share(step.useful_us, whole)} is arithmetic and necessary traffic" in text
+    assert f"{share(step.waste_us, whole)} is waste, mostly slow kernels" in text
+    assert f"explained {share(measured(found.explained), 1)}." in text
 
 
 def test_what_was_not_priced_is_not_called_necessary_or_zero() -> None:
     text = " ".join(text_of(blocks(peaks=None)).split())
-    assert "how much is necessary could not be told" in text
+    assert "how much is necessary is not known" in text
     assert "is arithmetic and necessary traffic" not in text
     assert "note: no peaks" in text
 
@@ -96,7 +99,7 @@ def test_no_part_is_more_than_the_whole(parts: tuple[float, ...], unexplained_us
 def test_parts_that_explain_too_much_are_not_shown_as_more_than_the_step() -> None:
     """The clock says 1 ms, the ops come to 1.1 ms."""
     profile = blocks()
-    short = replace(profile, step_us=0.9 * profile.step_us)
+    short = replace(profile, step_us=0.9 * measured(profile.step_us))
     text = text_of(short)
     head = text.partition("modules")[0]
     assert all(int(found) <= 100 for found in re.findall(r"(\d+) %", head))
@@ -166,7 +169,8 @@ def test_identical_blocks_are_one_line_with_sums() -> None:
     assert block.total_us == pytest.approx(4 * profile.modules[one].total_us)
     assert block.calls == 4
     assert block.ops == 4 * found.modules[one].launches
-    assert block.split.total_us == pytest.approx(4 * found.modules[one].split.total_us)
+    split = measured(found.modules[one].split)
+    assert measured(block.split).total_us == pytest.approx(4 * split.total_us)
     line = line_of(text_of(profile), "(0-3): 4 x Block")
     assert line.split()[3:7] == ["Block", "1264", "97", "%"]
 
@@ -235,8 +239,8 @@ def test_a_star_stands_for_a_name_and_so_not_for_the_root() -> None:
     tree = Tree(profile, account(profile))
     paths = {profile.modules[i].path for group in tree.select("*") for i in group}
     assert paths == {"layers", "head"}
-    total_us = sum(tree.total_us(i) for group in tree.select("*") for i in group)
-    assert total_us <= profile.step_us
+    total_us = sum(measured(tree.total_us(i)) for group in tree.select("*") for i in group)
+    assert total_us <= measured(profile.step_us)
 
 
 def test_a_module_that_is_not_there_is_an_error_that_helps() -> None:
@@ -295,9 +299,9 @@ def test_without_peaks_no_finding_means_that_nothing_can_be_told(live: bool, hel
     for findings in ([], [finding()]):
         flat = " ".join(text_of(profile, findings).partition("\nops ")[0].split())
         assert "costs enough" not in flat
-        assert "cannot be told" in flat
+        assert "faster is not known" in flat
         assert helps in flat
-    assert "cannot be told" not in text_of(blocks(), [finding()])
+    assert "faster is not known" not in text_of(blocks(), [finding()])
 
 
 def test_the_op_table_is_that_of_the_account() -> None:
@@ -307,7 +311,8 @@ def test_the_op_table_is_that_of_the_account() -> None:
     self_us = sum(profile.ops[i].self_us for i in chosen)
     flops = sum(found.ops[i].flops for i in chosen)
     row = line_of(text_of(profile), "addmm").split()
-    assert row[1:6] == ["9", *duration(self_us).split(), *share(self_us, profile.step_us).split()]
+    part = share(self_us, measured(profile.step_us))
+    assert row[1:6] == ["9", *duration(self_us).split(), *part.split()]
     assert row[6] == figure(flops / self_us / 1e3)
 
 
@@ -331,7 +336,7 @@ def test_timing_shows_raw_corrected_unexplained_and_checks() -> None:
     flat = " ".join(text_of(replace(blocks(), timing=timing, step_us=1020.0)).split())
     assert "one step takes 1.02 ms" in flat
     assert "1.00 ms without the profiler, on the clock 1.50 ms under" in flat
-    assert "1.02 ms under the profiler, its cost taken away and disturbed ops curbed: the" in flat
+    assert "1.02 ms under the profiler, its cost taken away and outliers cut back: the" in flat
     assert flat.count("the step that all parts add up to") == 1
     assert "held-out steps 1.02 ms 1.00 ms +2.0 % −1.0 % to +5.0 %" in flat
     assert "layers.3 80.0 µs 100 µs −20.0 % too few rounds to tell" in flat
@@ -354,7 +359,7 @@ def test_memory_groups_what_layers_made_alike() -> None:
     )
     text = text_of(replace(profile, memory=memory))
     flat = " ".join(text.split())
-    assert "12 allocations of 5.00 MB a step; peak 3.00 MB" in flat
+    assert "12 allocations of 5.00 MB per step; peak 3.00 MB" in flat
     assert "layers.*.mlp.up 2.00 MB linear" in flat
     assert "layers.*.mlp.act 800 kB" in flat
     assert "head 1.00 MB linear" in flat
@@ -443,7 +448,7 @@ def shares_of(text: str) -> dict[str, int]:
 def test_the_lines_of_the_tree_add_up_to_the_step() -> None:
     profile = blocks()
     assert shares_of(text_of(profile)) == {"Net": 100}
-    longer = text_of(replace(profile, step_us=1.25 * profile.step_us))
+    longer = text_of(replace(profile, step_us=1.25 * measured(profile.step_us)))
     assert shares_of(longer) == {"Net": 80, "·": 20}
     assert "· unexplained, in no module" in longer
 
@@ -457,8 +462,8 @@ def test_an_op_that_beats_its_roofline_has_no_share_of_it() -> None:
     assert next(row for row in rows if row.name == "aten::addmm").of_roofline is None
     text = text_of(profile, [])
     assert all(int(found) <= 100 for found in re.findall(r"(\d+) %", text.partition("timing")[0]))
-    assert any("measured when it was busy" in notice for notice in account(profile).notices)
+    assert any("measured while it was busy" in notice for notice in account(profile).notices)
     assert not any("was busy" in notice for notice in account(blocks()).notices)
     assert isinstance(welding_bound(profile), NotMeasured)
     assert diagnose(profile) == ()
-    assert "cannot be told: some were faster than the peaks" in " ".join(text.split())
+    assert "is not known: some were faster than the peaks" in " ".join(text.split())

@@ -19,6 +19,7 @@ from tests.support.made_profiles import (
     make_timing,
     tensor,
 )
+from tests.support.measured import measured
 
 from torchweld.profiles.profile import Gap, Phase, Profile, RuntimeCall, Tensor
 
@@ -81,7 +82,9 @@ def make(
         place.python_us = python_us if mine else 0.0
         place.calls = len({op.call for op in mine if op.phase == "forward"})
     profile = made.build(training=any(op.phase == "backward" for op in made.ops))
-    facts = {"torch": "9.9", "cpu": "Example CPU", "fingerprint": "f"} if live else {}
+    facts: dict[str, Any] = (
+        {"torch": "9.9", "cpu": "Example CPU", "fingerprint": "f"} if live else {}
+    )
     about = replace(
         profile.about,
         source="live" if live else "trace",
@@ -90,9 +93,8 @@ def make(
         **facts,
         **{key[6:]: more.pop(key) for key in list(more) if key.startswith("about_")},
     )
-    timing = make_timing(
-        profile.step_us, raw_us=1.2 * profile.step_us, first_us=3 * profile.step_us
-    )
+    step_us = measured(profile.step_us)
+    timing = make_timing(step_us, raw_us=1.2 * step_us, first_us=3 * step_us)
     return replace(profile, about=about, **{"timing": timing if live else None, **more})
 
 

@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tests.support.measured import measured
+
+from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.measured_peaks import FmaPeak, Peaks, ReadPeak
 from torchweld.profiles.accounting.account import Split
 from torchweld.profiles.profile import (
@@ -259,9 +262,9 @@ def changed(op: Op, **fields: Any) -> Op:
 PARTS = [field.name for field in dataclasses.fields(Split)]
 
 
-def parts(split: Split) -> dict[str, float]:
+def parts(split: Split | NotMeasured) -> dict[str, float]:
     """Those that are not zero."""
-    found = {name: getattr(split, name) for name in PARTS}
+    found = {name: getattr(measured(split), name) for name in PARTS}
     return {name: value for name, value in found.items() if abs(value) > 1e-9}
 
 
@@ -269,7 +272,7 @@ def make_timing(step_us: float, **more: Any) -> Timing:
     """A step that was measured without error."""
     given = {"wall_us": step_us, "raw_us": step_us, "corrected_us": step_us, "first_us": step_us}
     costs = {"events": 4, "op_cost_us": 0.1, "module_cost_us": 0.1, "steps": 3}
-    return Timing(**{**given, **costs, **more})  # type: ignore[arg-type]
+    return Timing(**{**given, **costs, **more})
 
 
 def make_device(kernels: Sequence[Kernel], gaps: Sequence[Gap] = (), **more: Any) -> Device:

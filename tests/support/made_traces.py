@@ -36,7 +36,7 @@ class MadeTrace:
         self.events.append({**event, "ts": ts, "dur": dur, **more})
         return self
 
-    def op(self, name: str, ts: Any, dur: Any, tid: int = HOST, **arguments: Any) -> MadeTrace:
+    def op(self, name: str, ts: Any, dur: Any, tid: Any = HOST, **arguments: Any) -> MadeTrace:
         return self.add("cpu_op", name, ts, dur, tid=tid, args=arguments)
 
     def step(self, number: int, ts: Any, dur: Any, pid: int = HOST) -> MadeTrace:

@@ -73,6 +73,7 @@ def packed_mlp(kind: str) -> tw.FusedMLP:
 
 
 def packs(mlp: tw.FusedMLP) -> int:
+    assert mlp._pack is not None
     times: int = mlp._pack.times
     return times
 

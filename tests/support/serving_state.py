@@ -13,6 +13,8 @@ from torchweld.welds.marks import KEY, PLAN_KEY
 class Stateful(nn.Module):
     """Changes buffers, attributes and containers when it runs, and draws random numbers."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.block = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.Dropout(0.5))

@@ -85,7 +85,7 @@ layouts = st.sampled_from(["plain"] * 4 + list(LAYOUTS))
 def layer_forms(draw: st.DrawFn) -> LayerForm:
     name = draw(st.sampled_from(list(ACTIVATIONS)))
     parameters = ACTIVATIONS[name].defaults
-    if parameters and draw(st.booleans()):
+    if bool(parameters) and draw(st.booleans()):
         parameters = tuple(draw(st.sampled_from((0.3, 2.0, 7.5))) for _ in parameters)
     return LayerForm(
         activation=name,

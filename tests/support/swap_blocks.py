@@ -202,7 +202,7 @@ def decide(
 
 def model_of(
     kind: str, choice: Choice = PACKED, *, training: bool = False
-) -> tuple[nn.Module, nn.Module]:
+) -> tuple[nn.Sequential, nn.Sequential]:
     """A model with a welded module of that kind at "1", in eval, and the same model unwelded."""
     torch.manual_seed(3)
     make, own = CASES[kind]

@@ -1,6 +1,7 @@
 """The result: its sentence, and JSON there and back."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,10 +103,19 @@ def test_what_the_first_version_wrote_still_loads() -> None:
     assert Comparison.from_dict(measured) == comparison()
 
 
+def test_a_file_of_the_second_version_is_the_same_when_it_is_saved_again(tmp_path: Path) -> None:
+    file = Path(__file__).parents[1] / "data" / "comparison_2.json"
+    found = Comparison.load(file)
+    assert str(found) == "welded ran 3.98 (3.96-3.99) times faster than eager"
+    assert len(found.log_ratios) == found.rounds == 195
+    found.save(tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(file.read_text())
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "else"}, "kind and version are"),
+        ({"kind": "else"}, "not a comparison that torchweld saved"),
         ({"version": 99}, "99"),
         ({"verdict": "quick"}, "'quick'"),
     ],

@@ -38,7 +38,7 @@ def random_walk(rng: np.random.Generator, blocks: int) -> Floats:
 
 def speed_regimes(rng: np.random.Generator, blocks: int) -> Floats:
     """A neighbour on the same core comes and goes: 1.7 times slower for 25 blocks at a time."""
-    return math.log(1.7) * (np.cumsum(rng.random(blocks) < 0.04) % 2)
+    return math.log(1.7) * (np.cumsum(rng.random(blocks) < 0.04, dtype=np.float64) % 2)
 
 
 def bursts(rng: np.random.Generator, blocks: int) -> Floats:

@@ -1,4 +1,4 @@
-"""`find` recognises chains by what is computed, however it is written."""
+"""Tests that `find` recognises chains by what they compute, however they are written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ X = torch.randn(3, 5, K, generator=torch.Generator().manual_seed(1))
 
 
 def check_blocks(model: nn.Module, blocks: Blocks, inputs: Any = X) -> None:
-    """Every block is what its module computes, in the run of the whole model."""
+    """Checks in a run of the whole model that every block is what its module computes."""
     called: set[str] = set()
 
     def check(block: Block) -> Callable[..., None]:
@@ -63,7 +63,7 @@ def check_blocks(model: nn.Module, blocks: Blocks, inputs: Any = X) -> None:
 
 
 def only(model: nn.Module, inputs: Any = X) -> Block:
-    """The one block, which is the whole model."""
+    """The only block, which is the whole model."""
     blocks = find(model, inputs)
     assert [block.path for block in blocks] == [""], blocks.refused
     check_blocks(model, blocks, inputs)
@@ -80,7 +80,7 @@ def halves(t: Tensor) -> tuple[Tensor, ...]:
     return t.chunk(2, dim=-1)
 
 
-# ---- chains, as they are written ----
+# ---- chains written in different ways ----
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_an_mlp_in_two_modules_is_found_in_its_parts() -> None:
     (refusal,) = blocks.refused
     assert (refusal.path, refusal.kind, refusal.op) == ("output", "Output", "aten.layer_norm")
     assert refusal.reason == "a layer norm after the last Linear (LayerNorm)"
-    assert refusal.where.startswith("discovery_zoo.py:")
+    assert refusal.where.startswith("module_zoo.py:")
 
 
 def test_an_mlp_inline_in_a_layer_is_found_in_its_parts() -> None:
@@ -473,7 +473,7 @@ def test_what_a_bigger_configuration_changes_is_not_the_form() -> None:
     ("act", "reason"),
     [
         (lambda x: torch.where(x > 0, x, 0.0), "gives a finite value for NaN"),  # relu keeps NaN
-        (lambda x: torch.log1p(torch.exp(x)), "huge values"),  # where softplus does not overflow
+        (lambda x: torch.log1p(torch.exp(x)), "huge values"),  # softplus does not overflow
         (lambda x: F.relu(x).clamp(max=1e30), "neither an activation"),
     ],
 )

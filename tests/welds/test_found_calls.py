@@ -1,4 +1,4 @@
-"""What `find` records of a run, and that nothing of the run is left behind."""
+"""Tests what `find` records of a run, and that the run leaves no change behind."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_new_tensor_at_an_old_place_is_another() -> None:
     one = numbers.number(first)
     assert numbers.number(first) == one
     assert numbers.number(second) != one
-    numbers._known[id(second)] = numbers._known[id(first)]  # as if it had taken its address
+    numbers._known[id(second)] = numbers._known[id(first)]  # as if it had reused the id
     assert numbers.number(second) != one
 
 
@@ -170,11 +170,11 @@ def test_dropout_at_another_place_is_noticed_in_the_numbers() -> None:
         assert reason == "drops other values in training than a chain with dropout does"
 
 
-# ---- nothing is left behind ----
+# ---- no change is left behind ----
 
 
 class Stateful(nn.Module):
-    """Counts, caches, keeps statistics and drops out."""
+    """Counts its calls, caches, keeps statistics and has a dropout."""
 
     seen: Tensor
 
@@ -244,7 +244,7 @@ def test_a_training_step_leaves_neither_gradients_nor_steps() -> None:
 def test_a_workload_that_changes_weights_is_told_of() -> None:
     model = zoo.Functional(F.relu)
 
-    def change(m: nn.Module) -> None:
+    def change(m: zoo.Functional) -> None:
         m(X)
         m.a.weight.add_(1)
 

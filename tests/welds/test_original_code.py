@@ -1,4 +1,4 @@
-"""A welded model that runs its original code says so once, with what to do about it."""
+"""Tests that a welded model which runs its original code warns once, with a remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = [
 
 @contextmanager
 def told() -> Iterator[list[str]]:
-    """What is said inside, whichever filters there are."""
+    """Gives the warnings inside, whatever filters are set."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -55,7 +55,7 @@ def told() -> Iterator[list[str]]:
 
 
 class Net(nn.Module):
-    """Three blocks of one kind."""
+    """A model with three blocks of one kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def net(rows: tuple[int, int] = (1, 64), *, training: bool = False) -> nn.Module
     return weld(model, [decide(MLP, path=p, rows=rows, training=training) for p in paths])
 
 
-# ---- once, with the remedy ----
+# ---- one warning, with the remedy ----
 
 
 def test_gradients_are_told_once_for_all_blocks() -> None:
@@ -217,7 +217,7 @@ def test_welding_anew_tells_anew_and_undoing_ends_it() -> None:
     assert len(said) == 2
 
 
-# ---- not worth a warning ----
+# ---- calls without a warning ----
 
 
 def test_a_model_that_has_run_fused_meets_other_calls_silently() -> None:
@@ -322,7 +322,7 @@ def step(model: nn.Module) -> None:
     model(X).sum().backward()
     with torch.no_grad():
         for p in model.parameters():
-            p -= 1e-3
+            p.sub_(1e-3)
     model.zero_grad()
 
 

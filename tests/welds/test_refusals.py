@@ -1,4 +1,4 @@
-"""What is not exactly a chain is refused, with its reason, the op and the source line."""
+"""Tests that modules that are not exactly chains are refused, with reason, op and source line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_stands_in_the_way_is_named(
     assert (refusal.kind, refusal.op) == (make.__name__, op)
     assert reason in refusal.reason
     file, _, line = refusal.where.partition(":")
-    assert file == "discovery_zoo.py"
+    assert file == "module_zoo.py"
     with open(zoo.__file__) as source:
         text = source.read().splitlines()[int(line) - 1]
     assert line_has in text
@@ -102,7 +102,7 @@ def test_experts_with_stacked_weights() -> None:
     assert paths(blocks) == []
     refusal = refusal_of(blocks)
     assert "3 dimensions (gate_up_proj, down_proj)" in refusal.reason
-    assert refusal.where.startswith("discovery_zoo.py:")
+    assert refusal.where.startswith("module_zoo.py:")
 
 
 def test_a_residual_argument_is_named_and_the_linears_are_found() -> None:
@@ -182,7 +182,7 @@ def test_parametrised_linears(kind: type[nn.Module]) -> None:
 def test_weights_that_a_hook_computes() -> None:
     model = zoo.Functional(F.relu)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the old one is deprecated, and met
+        warnings.simplefilter("ignore", FutureWarning)  # deprecated, but models have it
         nn.utils.weight_norm(model.a)
     blocks = find(model, X)
     assert paths(blocks) == ["b"]
@@ -236,7 +236,7 @@ def test_weights_of_a_tensor_subclass() -> None:
 def test_a_forward_set_on_the_instance() -> None:
     model = zoo.Functional(F.relu)
     plain = model.a.forward
-    model.a.forward = lambda x: 2 * plain(x)  # type: ignore[method-assign]
+    model.a.forward = lambda x: 2 * plain(x)  # type: ignore[assignment, method-assign]
     blocks = find(model, X)
     assert paths(blocks) == ["b"]
     assert refusal_of(blocks).reason == "a has a forward of its own, set on the instance"
@@ -314,7 +314,7 @@ def test_in_place_changes_of_the_argument() -> None:
 
     refusal = refusal_of(find(InPlace(), X.clone()))
     assert (refusal.reason, refusal.op) == ("changes its argument x in place", "aten.mul_")
-    assert refusal.where.startswith("test_discovery_refusals.py:")
+    assert refusal.where.startswith("test_refusals.py:")
 
 
 @pytest.mark.parametrize("last", ["as it is", "zero", "nan"])
@@ -330,7 +330,7 @@ def test_a_change_through_a_view_is_part_of_the_value(last: str) -> None:
             return self.b(h)
 
     model = BehindTheBack()
-    if last != "as it is":  # such weights give the same whatever comes before them
+    if last != "as it is":  # with such weights results do not show the relu
         nn.init.constant_(model.b.weight, 0.0 if last == "zero" else math.nan)
     (block,) = find(model, X)
     assert block.form == "relu/b;identity/b"
@@ -466,7 +466,7 @@ def test_modules_that_are_closed() -> None:
     assert paths(blocks) == ["0"]
     assert "runs as one op already" in refusal_of(blocks, "1").reason
 
-    compiled = torch.compile(zoo.Functional(F.relu), backend="eager")
+    compiled: Any = torch.compile(zoo.Functional(F.relu), backend="eager")
     blocks = find(nn.Sequential(nn.Linear(K, K), compiled), X)
     assert paths(blocks) == ["0"]
     assert "is compiled" in refusal_of(blocks, "1").reason
@@ -502,7 +502,7 @@ def test_no_grad_inside_a_module_that_trains() -> None:
 
 
 class Noting(zoo.Functional):
-    """An MLP that does something with its hidden values."""
+    """An MLP that passes its hidden values to a function."""
 
     def __init__(self, note: Callable[[Any, Tensor], object]) -> None:
         super().__init__(F.relu)
@@ -533,7 +533,7 @@ def test_what_sets_attributes_keeps_its_code(
     before = dict(model.__dict__)
     blocks = find(model, X)
     assert refusal_of(blocks).reason == f"sets its {name} at every call"
-    assert refusal_of(blocks).where.startswith("test_discovery_refusals.py:")
+    assert refusal_of(blocks).where.startswith("test_refusals.py:")
     assert "b" in paths(blocks)
     assert model.__dict__ == before
     assert (model.seen, model.by_name) == ([], {})
@@ -545,11 +545,11 @@ def test_an_attribute_that_is_set_to_what_it_is_would_not_be_set_back() -> None:
 
     refusal = refusal_of(find(Noting(note), X))
     assert refusal.reason == "sets calls, which outlives the call"
-    assert refusal.where.startswith("test_discovery_refusals.py:")
+    assert refusal.where.startswith("test_refusals.py:")
 
 
 def test_what_the_reader_does_not_know_is_refused() -> None:
-    """As peft's VBLoRA has it: a choice among its own parameters gives two tensors at once."""
+    """As in peft's VBLoRA: topk of the module's own parameters gives two tensors at once."""
 
     class Chosen(nn.Module):
         def __init__(self) -> None:
@@ -565,7 +565,7 @@ def test_what_the_reader_does_not_know_is_refused() -> None:
 
 def test_weights_that_are_not_finite_are_told() -> None:
     model = nn.Sequential(nn.Linear(K, H), nn.ReLU(), nn.Linear(H, N))
-    nn.init.constant_(model[2].weight, math.inf)
+    nn.init.constant_(model.get_parameter("2.weight"), math.inf)
     blocks = find(model, X)
     assert [block.path for block in blocks] == [""]
     assert "the model has NaN or Inf in its 2.weight" in blocks.notices

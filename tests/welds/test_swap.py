@@ -1,8 +1,9 @@
-"""Welding: which kernel runs, with what numbers, on which calls; and taking it back."""
+"""Tests of welding: which kernel runs in which calls, the numbers, and undoing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,15 @@ from torchweld.machine import kernel_build
 from torchweld.numerics.rule import check_block
 from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Call
-from torchweld.welds.swapping.swap import decisions_of, is_welded, stats, undo, weld, welded_paths
+from torchweld.welds.swapping.swap import (
+    decisions_of,
+    is_welded,
+    stats,
+    undo,
+    weld,
+    welded_paths,
+    why_not,
+)
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
@@ -49,7 +58,7 @@ TORCH, MKLDNN, REFERENCE = (
 )
 
 
-# ---- what runs ----
+# ---- which kernel runs ----
 
 
 def within_the_rule(kind: str, module: nn.Module, x: Tensor) -> None:
@@ -76,7 +85,7 @@ def test_the_kernel_runs_and_is_within_the_rule(
     weld(module, [decide(block, choice)])
     weights = ["packed"] if choice.packed else NOT_PACKED
     with torch.no_grad():
-        for _ in range(3):  # found to be covered, then the quick way
+        for _ in range(3):  # first checked in full, then by the fast path
             with kernel_runs(*weights):
                 y = module(x)
             assert y.shape == (*shape[:-1], N)
@@ -97,7 +106,7 @@ def test_other_backends(kind: str, choice: Choice) -> None:
             torch.testing.assert_close(model(x), plain(x))
         within_the_rule(kind, model[1], X)
         assert (stats(model)["1"].copied_bytes > 0) == choice.packed
-        with torch.no_grad():  # another tensor, not another content
+        with torch.no_grad():  # a new tensor, not a change in place
             name = CASES[kind][1].tensors[-1]
             for m in (model, plain):
                 holder = m[1].get_submodule(name.rpartition(".")[0])
@@ -109,7 +118,8 @@ def test_other_backends(kind: str, choice: Choice) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes(dtype: torch.dtype) -> None:
-    block = replace(MLP, dtype=str(dtype).removeprefix("torch."))
+    name: Any = str(dtype).removeprefix("torch.")
+    block = replace(MLP, dtype=name)
     module = Mlp().eval().to(dtype)
     weld(module, [decide(block)])
     with torch.no_grad(), kernel_runs("packed"):
@@ -145,7 +155,7 @@ def test_errors_are_the_originals() -> None:
     model, plain = model_of("mlp")
     with torch.no_grad():
         model(X)
-        # as many elements as a call that was covered
+        # As many elements as a covered call has.
         for wrong in (torch.randn(K, 5), torch.randn(5 * K), torch.tensor(1.0)):
             with pytest.raises(RuntimeError) as expected:
                 plain[1](wrong)
@@ -159,7 +169,12 @@ def test_errors_are_the_originals() -> None:
 
 
 class Ignoring(nn.Linear):
-    def forward(self, mask: Tensor, input: Tensor, other: int = 3) -> Tensor:  # noqa: A002
+    def forward(  # type: ignore[override]
+        self,
+        mask: Tensor,
+        input: Tensor,  # noqa: A002
+        other: int = 3,
+    ) -> Tensor:
         return super().forward(input)
 
 
@@ -303,7 +318,7 @@ def test_a_parameter_as_x() -> None:
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
 def test_dropout_is_the_originals(inner: bool, known: bool) -> None:
-    """In training, and where only the dropout inside trains, as for samples of a posterior."""
+    """In training mode, and with only the dropout inside in training mode (Monte Carlo dropout)."""
     module = Mlp(dropout=0.5).eval()
     block = replace(MLP, dropout=(0.5, 0.0) if known else ())
     weld(module, [decide(block, training=True)])
@@ -317,7 +332,7 @@ def test_dropout_is_the_originals(inner: bool, known: bool) -> None:
         module.eval()
         with kernel_runs("packed"):
             assert torch.equal(module(X), expected)
-    with kernel_runs("natural"):  # gradients in eval mode
+    with kernel_runs("natural"):  # with gradients, in eval mode
         module(X).sum().backward()
 
 
@@ -327,7 +342,7 @@ class DropsInline(nn.Linear):
 
 
 def test_a_block_that_was_never_seen_in_training_is_not_trained() -> None:
-    """Whether it drops out is not known."""
+    """It is not known whether such a block has a dropout."""
     module = DropsInline(K, N)
     call = Call(shape=(5, K), dtype="float32", contiguous=True, grad=True, training=False, count=1)
     block = replace(LINEAR, kind="DropsInline", calls=(call,))
@@ -377,7 +392,7 @@ def test_other_backends_have_gradients(choice: Choice) -> None:
 
 
 def everything(model: nn.Module) -> dict[str, Any]:
-    """Identities of all there is, and the order it is in."""
+    """The ids of all attributes and their contents, in order."""
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
         found[f"{path} class"] = type(module)
@@ -405,25 +420,28 @@ def test_undo_restores_everything(kind: str) -> None:
             assert torch.equal(model(X), expected)
     assert not is_welded(model[1])
     assert welded_paths(model) == []
-    undo(model)  # nothing to undo is fine
+    undo(model)  # undoing twice is fine
     assert list(everything(model).items()) == list(before.items())
 
 
 def test_what_was_added_since_stays() -> None:
     model, _ = model_of("mlp")
-    model[1].note = "mine"
+    mlp: Any = model[1]
+    mlp.note = "mine"
     undo(model)
-    assert list(model[1].__dict__)[-1] == "note"
+    assert list(mlp.__dict__)[-1] == "note"
 
 
 def test_parameters_names_and_repr_stay() -> None:
     model, plain = model_of("sequential")
+    inner = model[1]
+    assert isinstance(inner, nn.Sequential)
     assert repr(model) == repr(plain)
     assert list(model.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in model.named_modules()] == [n for n, _ in plain.named_modules()]
     assert type(model[1]).__name__ == "Sequential"
     assert [type(m) for m in model[1].children()] == [type(m) for m in plain[1].children()]
-    assert len(model[1]) == 3
+    assert len(inner) == 3
 
 
 def test_paths_and_decisions_are_told() -> None:
@@ -437,7 +455,7 @@ def test_paths_and_decisions_are_told() -> None:
     assert welded_paths(model) == ["a", "b.0", "b.1"]
     assert decisions_of(model) == decisions
     assert not is_welded(model)
-    assert not is_welded(model["b"][0].up)
+    assert not is_welded(model.get_submodule("b.0.up"))
 
 
 def test_undo_at_some_paths() -> None:
@@ -470,7 +488,7 @@ def test_welding_again_is_welding_once() -> None:
 
 
 def test_a_block_inside_a_block() -> None:
-    """The outer one serves its rows; for other rows the original runs, and the inner one in it."""
+    """The outer weld serves its rows; for other rows the original runs the inner weld."""
     module = Mlp().eval()
     x = torch.randn(20, K)
     with torch.no_grad():
@@ -512,7 +530,7 @@ class Copied(nn.Linear):
 
 
 def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a saved model is loaded: the original runs. Welding there is refused."""
+    """A welded model, such as a loaded one, runs the original. Welding is refused."""
     model, plain = model_of("mlp")
     monkeypatch.setattr(ops, "compiled", None)
     monkeypatch.setattr(ops, "problem", "it was not built")
@@ -582,11 +600,24 @@ def test_everything_that_is_wrong_is_told_and_nothing_is_changed() -> None:
         strict=True,
     ):
         assert line.strip().startswith(expected)
+    refused = why_not(model, decisions)
+    assert [f"  {one.path}: {one.reason}" for one in refused] == lines
     assert everything(model) == before
 
 
+def test_only_what_would_not_be_welded_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(31, 16), nn.ReLU())
+    first = decide(LINEAR, path="0")
+    assert why_not(model, [first]) == ()
+    refused = why_not(model, [first, decide(LINEAR, path="1"), first])
+    assert [(one.path, one.kind) for one in refused][-1] == ("0", "Linear")
+    assert refused[-1].reason == "is the same module as 0; decide about it once"
+    assert {one.path for one in refused} == {"0", "1"}
+    assert welded_paths(model) == []
+
+
 class Final(type):
-    """Of classes that have no subclasses."""
+    """A metaclass whose classes cannot have subclasses."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
         if any(isinstance(base, Final) for base in bases):
@@ -610,6 +641,7 @@ def test_classes_with_slots_and_lists_of_their_subclasses() -> None:
 
     class Listed(nn.Linear):
         __slots__ = ("extra",)
+        extra: int
 
         def __init_subclass__(cls) -> None:
             subclasses.append(cls)
@@ -653,7 +685,8 @@ def test_a_failure_half_way_leaves_nothing_behind() -> None:
 
 
 def test_not_a_model() -> None:
-    for act in (lambda m: weld(m, []), undo, stats, welded_paths):
+    acts: list[Callable[[Any], object]] = [lambda m: weld(m, []), undo, stats, welded_paths]
+    for act in acts:
         with pytest.raises(TorchweldError, match="model is a list"):
             act([nn.Linear(2, 2)])
 

@@ -1,4 +1,4 @@
-"""Welded models switched off and on, checked while they run, and called from many threads."""
+"""Tests welded models that are switched off and on, checked in use, and called by many threads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from tests.support.swap_blocks import (
 from torch import Tensor, nn
 
 import torchweld as tw
+from torchweld import ops
 from torchweld.core.errors import TorchweldError
 from torchweld.welds.decisions import Choice, Decision
-from torchweld.welds.swapping.swap import Stats, check_calls, disabled, is_welded, stats, undo, weld
+from torchweld.welds.swapping.call_stats import Stats
+from torchweld.welds.swapping.swap import check_calls, disabled, is_welded, stats, undo, weld
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
@@ -111,7 +113,7 @@ def test_an_environment_variable_turns_all_of_a_process_off() -> None:
     assert run_python(OFF, env=env) == "0 {'disabled': 1}\nFalse\n"
 
 
-# ---- what is told ----
+# ---- stats ----
 
 
 def test_stats_of_every_welded_module() -> None:
@@ -229,7 +231,7 @@ def test_training_is_checked_with_its_gradients(grad: bool) -> None:
     torch.testing.assert_close(y, plain.train()(X))
     if grad:
         y.sum().backward()
-        assert model[1].gate.weight.grad is not None
+        assert model.get_parameter("1.gate.weight").grad is not None
 
 
 def test_a_checked_call_draws_no_random_numbers() -> None:
@@ -244,8 +246,8 @@ def test_a_checked_call_draws_no_random_numbers() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def undone(model: nn.Module, plain: nn.Module, x: Tensor, because: str) -> None:
-    """By a check, which gives the original's result."""
+def undone(model: nn.Sequential, plain: nn.Sequential, x: Tensor, because: str) -> None:
+    """Asserts that a check undoes the weld, and gives the original's result."""
     check_calls(model, first=1)
     message = f"1 is welded no longer, since a call disagreed with the original: .*{because}"
     with pytest.warns(UserWarning, match=message):
@@ -258,7 +260,7 @@ def undone(model: nn.Module, plain: nn.Module, x: Tensor, because: str) -> None:
 
 
 def test_a_block_that_is_not_what_the_module_computes_is_undone() -> None:
-    """Another activation, another order of gate and up, a factor: what a wrong finding would be."""
+    """Wrong blocks: another activation, another order of gate and up, another factor."""
     wrong = {
         "mlp": replace(CASES["mlp"][1], form="gelu_tanh/b;identity/b"),
         "packed gate": replace(CASES["packed gate"][1], form="silu/b/second;identity/b"),
@@ -274,10 +276,8 @@ def test_a_block_that_is_not_what_the_module_computes_is_undone() -> None:
 def test_a_kernel_that_is_wrong_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchweld.welds.swapping import joint
 
-    right = joint.compiled_forward
-
     def off_by_little(stand: Any, x: Tensor) -> Tensor:
-        y = right(stand, x)
+        y = ops.compiled_forward(stand, x)
         assert y is not None
         y[-1, -1] += 1e-4
         return y
@@ -303,7 +303,7 @@ def test_what_check_calls_takes() -> None:
     model, _ = model_of("mlp")
     for wrong in ({}, {"first": 1, "sample": 0.1}, {"first": -1}, {"sample": 0.0}, {"sample": 1.5}):
         with pytest.raises(TorchweldError, match=r"first|sample"):
-            check_calls(model, **wrong)  # type: ignore[arg-type]
+            check_calls(model, **wrong)
 
 
 # ---- threads ----
@@ -312,7 +312,7 @@ CALLS = 30
 
 
 def in_threads(model: nn.Module, sizes: tuple[int, ...], meanwhile: Callable[[], None]) -> None:
-    """Calls with different sizes at once, and something else that goes on meanwhile."""
+    """Calls the model with different sizes at once, while `meanwhile` runs."""
     xs = [torch.randn(rows, K) for rows in sizes]
     with torch.no_grad(), disabled(model):
         expected = [model(x) for x in xs]
@@ -349,7 +349,7 @@ def test_many_threads_call_one_model(kind: str) -> None:
     assert stats(model)["1"].originals == {"disabled": 4}
 
 
-@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # for 100 rows, if at first
+@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # if 100 rows come first
 def test_switched_off_and_on_under_way() -> None:
     model, _ = model_of("mlp")
 
@@ -376,17 +376,18 @@ def test_welded_and_undone_under_way() -> None:
 
 def test_copies_dropped_and_hooks_set_under_way() -> None:
     model, _ = model_of("mlp")
+    act = model.get_submodule("1.act")
     seen: list[int] = []
 
     def disturb() -> None:
-        handle = model[1].act.register_forward_hook(lambda *_: seen.append(1))
+        handle = act.register_forward_hook(lambda *_: seen.append(1))
         model.to("cpu")
         handle.remove()
         tw.repack(model)
 
-    handle = model[1].act.register_forward_hook(lambda *_: None)
+    handle = act.register_forward_hook(lambda *_: None)
     with torch.no_grad(), pytest.warns(UserWarning, match="act has forward hooks"):
-        model(X)  # said once, so not by the threads
+        model(X)  # warns once here, so not in the threads
     handle.remove()
     in_threads(model, (1, 3, 40), disturb)
 
@@ -405,7 +406,7 @@ def test_the_first_calls_in_many_threads() -> None:
         at_once([body] * 4)
 
 
-@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # for 13 rows, if at first
+@pytest.mark.filterwarnings("ignore::torchweld.OriginalCodeWarning")  # if 13 rows come first
 def test_a_table_read_by_many_threads() -> None:
     module = Mlp().eval()
     by_rows = ((1, 2, NATURAL), (3, 6, PACKED), (7, 8, None), (9, 12, TORCH))

@@ -1,4 +1,4 @@
-"""A welded module after its user has changed it: weights are followed, changes are yielded to."""
+"""Tests welded modules that the user has changed: new weights are used, other changes respected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = [
 TORCH = Choice(backend="torch")
 
 
-# ---- weights: followed ----
+# ---- changed weights are used ----
 
 
 def multiply(module: nn.Module) -> None:
@@ -136,7 +136,7 @@ def test_an_ensemble_by_vmap() -> None:
     for other in others:
         for t in other.parameters():
             nn.init.normal_(t)
-    params, buffers = torch.func.stack_module_state(others)  # type: ignore[arg-type]
+    params, buffers = torch.func.stack_module_state(others)
 
     def run(params: dict[str, Tensor], x: Tensor) -> Tensor:
         y: Tensor = torch.func.functional_call(model[1], (params, buffers), (x,))
@@ -150,17 +150,18 @@ def test_an_ensemble_by_vmap() -> None:
 
 
 def test_tied_weights() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(K, K), "b": nn.Linear(K, K)}).eval()
-    model["b"].weight = model["a"].weight
+    layers = {"a": nn.Linear(K, K), "b": nn.Linear(K, K)}
+    layers["b"].weight = layers["a"].weight
+    model = nn.ModuleDict(layers).eval()
     block = replace(LINEAR, in_features=K, out_features=K)
     weld(model, [decide(block, path="a"), decide(block, path="b")])
     with torch.no_grad():
         model["a"](X), model["b"](X)
-        model["a"].weight.mul_(2.0)
+        layers["a"].weight.mul_(2.0)
         for name in "ab":
             with kernel_runs("packed"):
                 y = model[name](X)
-            torch.testing.assert_close(y, F.linear(X, model["a"].weight, model[name].bias))
+            torch.testing.assert_close(y, F.linear(X, layers["a"].weight, layers[name].bias))
     assert model["a"].weight is model["b"].weight
 
 
@@ -180,11 +181,11 @@ def test_packed_copies_are_dropped() -> None:
     assert copied() == 0
 
 
-# ---- the module itself: yielded to ----
+# ---- changes of the module run the original ----
 
 
 class LowRank(nn.Module):
-    """As adapters are added: the Linear inside, and something beside it."""
+    """An adapter as commonly added: the Linear inside, and a branch beside it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -212,7 +213,7 @@ def replaced(name: str, make: Callable[[Any], nn.Module]) -> Change:
 
 
 def in_place(name: str) -> Change:
-    """Not by assignment to the module, which an ordinary __setattr__ would see."""
+    """Replaces a child without an assignment that __setattr__ would see."""
 
     def change(module: Any) -> None:
         module._modules[name] = nn.Sequential(module._modules[name], nn.Tanh())
@@ -236,7 +237,7 @@ def hooked(name: str, kind: str = "forward") -> Change:
             return inner.register_forward_hook(lambda m, args, y: 2 * y)
         if kind == "pre":
             return inner.register_forward_pre_hook(lambda m, args: (2 * args[0],))
-        # hooks of another dictionary than the one that was there
+        # A new dictionary replaces the one for hooks.
         inner._forward_hooks = type(inner._forward_hooks)()
         return inner.register_forward_hook(lambda m, args, y: 2 * y)
 
@@ -315,7 +316,7 @@ def test_a_change_is_yielded_to_and_said_once(change: Change, because: str, choi
             ):
                 y = module(X)
             assert torch.equal(y, plain(X))
-            for _ in range(3):  # silently: a warning would be an error
+            for _ in range(3):  # without a warning, which would be an error here
                 assert torch.equal(module(X), y)
         assert not torch.allclose(y, before)
         assert stats(module)[""].changes == (because,)
@@ -337,7 +338,7 @@ def test_a_change_of_a_function_that_is_an_attribute() -> None:
 
 @pytest.mark.parametrize("choice", [PACKED, TORCH], ids=["packed", "torch"])
 def test_what_is_put_back_is_welded_again(choice: Choice) -> None:
-    module = Mlp().eval()
+    module: Any = Mlp().eval()
     weld(module, [decide(MLP, choice)])
     calls = 1 if choice.backend == "cpu" else 0
     up, act = module.up, module.act
@@ -415,7 +416,7 @@ def test_hooks_on_all_modules_are_called_for_those_inside() -> None:
 
 
 def test_another_forward_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the module's, and of one inside."""
+    """Replaces forward of the module's class, and of the class of a module inside."""
     module = Mlp().eval()
     weld(module, [decide(MLP)])
     with torch.no_grad():
@@ -433,7 +434,7 @@ def test_another_forward_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attributes_of_a_linear_do_not_matter() -> None:
-    """It computes from its parameters; tools that resize them set these."""
+    """A Linear computes with its parameters; tools that resize them set its attributes."""
     for kind in ("linear", "mlp"):
         model, plain = model_of(kind)
         with torch.no_grad():
@@ -450,7 +451,8 @@ def test_attributes_that_were_not_there_do_not_matter() -> None:
     model, _ = model_of("mlp")
     with torch.no_grad():
         model(X)
-        for inner in model.modules():
+        modules: list[Any] = list(model.modules())
+        for inner in modules:
             inner.tag = "layer"
         with kernel_runs("packed"):
             model(X)
@@ -458,11 +460,11 @@ def test_attributes_that_were_not_there_do_not_matter() -> None:
 
 def test_an_attribute_that_is_not_read_does_not_count() -> None:
     module = Mlp().eval()
-    module.table = torch.zeros(3)  # type: ignore[assignment]
+    module.table = torch.zeros(3)
     weld(module, [decide(MLP)])
     with torch.no_grad(), kernel_runs("packed", calls=3):
         module(X), module(X)
-        module.table = torch.ones(3)  # type: ignore[assignment]
+        module.table = torch.ones(3)
         module(X)
 
 
@@ -495,7 +497,7 @@ def test_an_attribute_that_is_deleted() -> None:
 
 @pytest.mark.parametrize("kind", ["subclass", "mlp", "raw"])
 def test_a_model_that_is_let_go_is_freed_at_once(kind: str) -> None:
-    """Not when the collector of circles comes by."""
+    """It does not have to wait for the garbage collector."""
     model, _ = model_of(kind)
     with torch.no_grad():
         model(X), model(X)
@@ -535,15 +537,17 @@ def test_parametrising_a_welded_linear() -> None:
 
 
 def test_an_adapter_around_a_welded_linear() -> None:
-    """It keeps its own code; the Linear inside is welded where it stands."""
+    """The adapter runs its own code; the Linear inside stays welded."""
     model, plain = model_of("linear")
     for m in (model, plain):
         torch.manual_seed(5)
-        m[1] = LowRank(m[1])
+        linear = m[1]
+        assert isinstance(linear, nn.Linear)
+        m[1] = LowRank(linear)
     with torch.no_grad(), kernel_runs("packed"):
         torch.testing.assert_close(model(X), plain(X))
     undo(model)
-    assert type(model[1].base) is nn.Linear
+    assert type(model.get_submodule("1.base")) is nn.Linear
 
 
 def test_a_subclass_with_other_attributes() -> None:
@@ -568,8 +572,9 @@ def test_a_bias_that_comes_or_goes() -> None:
     model, plain = model_of("linear")
     with torch.no_grad():
         model(X)
-        for m in (model, plain):
-            m[1].bias = None
+        linears: list[Any] = [model[1], plain[1]]
+        for linear in linears:
+            linear.bias = None
         with kernel_runs(calls=0):
             with pytest.warns(UserWarning, match="its bias was changed"):
                 y = model(X)
@@ -588,10 +593,12 @@ def test_weights_of_another_shape_are_left_to_the_original() -> None:
     with torch.no_grad():
         model(X)
         for m in (model, plain):
-            m[1].up.weight = nn.Parameter(torch.ones(H + 1, K))
-            m[1].up.bias = nn.Parameter(torch.ones(H + 1))
-            m[1].down.weight = nn.Parameter(torch.ones(3, H + 1))
-            m[1].down.bias = nn.Parameter(torch.ones(1))  # which eager broadcasts
+            mlp = m[1]
+            assert isinstance(mlp, Mlp)
+            mlp.up.weight = nn.Parameter(torch.ones(H + 1, K))
+            mlp.up.bias = nn.Parameter(torch.ones(H + 1))
+            mlp.down.weight = nn.Parameter(torch.ones(3, H + 1))
+            mlp.down.bias = nn.Parameter(torch.ones(1))  # eager broadcasts it
         with kernel_runs(calls=0):
             with pytest.warns(UserWarning, match="the op refused a call: .*bias has shape"):
                 y = model(X)

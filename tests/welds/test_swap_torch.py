@@ -1,4 +1,4 @@
-"""A welded model in the rest of torch: copied, pickled, compiled, exported, traced."""
+"""Tests welded models with other features of torch: copied, pickled, compiled, exported, traced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.swap_blocks import (
     model_of,
     sequential,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
@@ -57,27 +57,23 @@ def _own_compilations() -> Iterator[None]:
 # ---- copies ----
 
 
-def pickled(model: nn.Module) -> nn.Module:
-    found: nn.Module = pickle.loads(pickle.dumps(model))
-    return found
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
 
 
-def saved(model: nn.Module) -> nn.Module:
+def saved(model: Any) -> Any:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    found: nn.Module = torch.load(file, weights_only=False)
-    return found
+    return torch.load(file, weights_only=False)
 
 
-COPIES: list[Callable[[nn.Module], nn.Module]] = [copy.deepcopy, pickled, saved]
+COPIES: list[Callable[[Any], Any]] = [copy.deepcopy, pickled, saved]
 
 
 @pytest.mark.parametrize("make_copy", COPIES, ids=["deepcopy", "pickle", "save"])
 @pytest.mark.parametrize("kind", CASES)
-def test_a_copy_is_welded_and_independent(
-    kind: str, make_copy: Callable[[nn.Module], nn.Module]
-) -> None:
+def test_a_copy_is_welded_and_independent(kind: str, make_copy: Callable[[Any], Any]) -> None:
     model, plain = model_of(kind)
     with torch.no_grad():
         before = model(X)
@@ -106,6 +102,7 @@ def test_a_shallow_copy_shares_weights_but_not_the_weld() -> None:
     with torch.no_grad():
         before = model[1](X)
         other = copy.copy(model[1])
+        assert isinstance(other, Mlp)
         other.gain = 3.0
         with kernel_runs(calls=0), pytest.warns(UserWarning, match="multiplies by 3"):
             torch.testing.assert_close(other(X), 3 * before)
@@ -116,15 +113,13 @@ def test_a_shallow_copy_shares_weights_but_not_the_weld() -> None:
 
 
 @pytest.mark.parametrize("make_copy", COPIES, ids=["deepcopy", "pickle", "save"])
-def test_a_copy_notices_changes_made_before_and_after(
-    make_copy: Callable[[nn.Module], nn.Module],
-) -> None:
-    module = Mlp().eval()
+def test_a_copy_notices_changes_made_before_and_after(make_copy: Callable[[Any], Any]) -> None:
+    module: Any = Mlp().eval()
     weld(module, [decide(MLP)])
     with torch.no_grad():
         before = module(X)
         early, late = make_copy(module), module
-        early.act = nn.ReLU()  # not called before
+        early.act = nn.ReLU()  # changed before its first call
         late.act = nn.ReLU()
         late = make_copy(late)
         for changed in (early, late):
@@ -140,7 +135,7 @@ def test_a_copy_of_a_part_of_a_model() -> None:
     weld(model, [decide(SEQUENTIAL, path="0")])
     with torch.no_grad():
         before = model[0](X)
-        part = copy.deepcopy(model[0])
+        part: Any = copy.deepcopy(model[0])
         with kernel_runs("packed"):
             assert torch.equal(part(X), before)
         part[2][1] = nn.Sigmoid()
@@ -197,7 +192,7 @@ def test_state_dicts_go_both_ways() -> None:
 # ---- torch.compile ----
 
 
-def compiled(model: Any) -> tuple[Callable[..., Tensor], CompileCounterWithBackend]:
+def compiled(model: Any) -> tuple[Any, CompileCounterWithBackend]:
     counter = CompileCounterWithBackend("eager")
     return torch.compile(model, backend=counter, fullgraph=True), counter
 
@@ -224,17 +219,18 @@ def test_a_decision_without_a_copy_is_compiled_without_one() -> None:
 
 def test_the_graph_and_the_module_share_a_copy() -> None:
     model, _ = model_of("mlp")
+    mlp: Any = model[1]
     run, _ = compiled(model)
     with torch.no_grad():
         for _ in range(2):
             with kernel_runs("packed", calls=2):
                 assert torch.equal(run(X), model(X))
-    assert model[1]._torchweld.pack.times == 1
+    assert mlp._torchweld.pack.times == 1
     repack(model)
     assert stats(model)["1"].copied_bytes == 0
     with torch.no_grad(), kernel_runs("packed"):
         run(X)
-    assert model[1]._torchweld.pack.times == 2
+    assert mlp._torchweld.pack.times == 2
 
 
 def _load(model: nn.Module) -> None:
@@ -272,8 +268,8 @@ def test_compiled_code_follows_the_weights(edit: Callable[[nn.Module], None]) ->
 
 
 def test_modules_of_one_class_share_what_is_compiled() -> None:
-    """As where layers are compiled one by one; each has its own copy."""
-    modules = [Mlp().eval() for _ in range(4)]
+    """Layers compiled one by one share the code; each has its own packed copy."""
+    modules: list[Any] = [Mlp().eval() for _ in range(4)]
     counter = CompileCounterWithBackend("eager")
     for module in modules:
         weld(module, [decide(MLP)])
@@ -293,7 +289,7 @@ def test_a_changing_batch_is_not_compiled_for_each_size() -> None:
     model, plain = model_of("mlp")
     run, counter = compiled(model)
     with torch.no_grad():
-        for rows in (4, 5, 6, 7, 30, 300):  # beyond the table too: a graph is for all sizes
+        for rows in (4, 5, 6, 7, 30, 300):  # also beyond the table: one graph serves all sizes
             x = torch.randn(rows, K)
             with kernel_runs("packed"):
                 torch.testing.assert_close(run(x), plain(x))
@@ -355,7 +351,7 @@ def test_the_welded_module_itself_compiled() -> None:
 
 
 def test_compiled_with_gradients() -> None:
-    """The original, unless training is covered."""
+    """The original runs unless training is covered."""
     for training, calls in ((False, 0), (True, 1)):
         model, plain = model_of("gated", training=training)
         run, _ = compiled(model)
@@ -505,7 +501,7 @@ def test_export_of_what_is_not_covered_is_the_original() -> None:
 
 
 def test_export_to_onnx_is_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which has no op of ours."""
+    """ONNX does not know the op."""
     model, _ = model_of("mlp")
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     assert "torchweld.chain.default" not in ops_of(exported(model))
@@ -597,7 +593,7 @@ def test_inference_mode() -> None:
 
 
 def test_a_loop_of_prefill_and_decoding() -> None:
-    """Rows of one block change from call to call, as in generate()."""
+    """The number of rows changes from call to call, as in generate()."""
     module = Mlp().eval()
     weld(module, [Decision(block=MLP, by_rows=((1, 1, NATURAL), (2, 64, PACKED)))])
     with torch.inference_mode():
@@ -617,7 +613,7 @@ def test_data_parallel_on_the_cpu() -> None:
 
 
 def test_a_replica_does_not_use_the_weights_of_its_model() -> None:
-    """As DataParallel makes them: tensors of its own, and the rest shared."""
+    """A replica of DataParallel has its own tensors; the rest is shared."""
     module = Mlp().eval()
     weld(module, [decide(MLP, Choice(backend="torch"))])
     with torch.no_grad():
@@ -634,7 +630,7 @@ def test_a_replica_does_not_use_the_weights_of_its_model() -> None:
 
 
 def test_a_model_that_an_earlier_version_saved_is_served() -> None:
-    """Saved before blocks knew of calls and dependencies: it is read again when it is called."""
+    """It was saved before blocks had calls and facts, so it is read again at its first call."""
     saved = torch.load(Path(__file__).parents[1] / "data" / "welded_0_1.pt", weights_only=False)
     model, x = saved["model"], saved["x"]
     with torch.no_grad():

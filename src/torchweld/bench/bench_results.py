@@ -7,32 +7,21 @@ moods made so is not measured.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from torchweld.bench.cases import Case
 from torchweld.bench.earlier_benches import UPGRADES
-from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import (
-    MOST_FLOAT,
-    Amount,
-    Bounds,
-    Count,
-    Length,
-    from_plain,
-    short,
-    to_plain,
-)
+from torchweld.core.record_fields import MOST_FLOAT, Amount, Bounds, Count, Length
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.saved_records import SavedRecord
 from torchweld.machine.measured_peaks import TOLERATED_EXCESS, Peaks
 from torchweld.timing import Comparison
 
-KIND, VERSION = "torchweld.bench", 3
 PERCENTILES = (50, 95, 99)
 # So many calls have to lie beyond a percentile for it to be one.
 CALLS_BEYOND = 5
@@ -169,7 +158,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(SavedRecord):
     """All cells, and what they were measured with.
 
     backends: ours, the first of which is judged
@@ -182,6 +171,15 @@ class Bench:
     cache:    bytes of its last-level cache
     busy_cores: what others took of the machine when the bench began
     """
+
+    FORMAT = RecordFormat(
+        what="bench",
+        version=3,
+        upgrades=UPGRADES,
+        remedy="measure it again with torchweld bench, or use the torchweld that saved it",
+        by_kind=True,
+        all_fields=True,
+    )
 
     torch: str
     cpu: str
@@ -254,73 +252,3 @@ class Bench:
         if size <= self.cache and cached:
             size = min(size, max(cached))
         return peaks.read_gbps(size, self.threads)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a float that JSON cannot hold becomes "nan" or "inf"."""
-        return {"kind": KIND, "version": VERSION, **_plain(self)}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Bench:
-        """The opposite of `to_dict`, of this version and earlier ones.
-
-        Raises a TorchweldError that says what does not fit.
-        """
-        if not isinstance(data, Mapping):
-            raise TorchweldError(f"the bench is a {type(data).__name__}, no object")
-        kind, version = data.get("kind"), data.get("version")
-        fields = _plain_comparisons(dict(data))
-        while type(version) is int and kind == KIND and version in UPGRADES:
-            fields, version = UPGRADES[version](fields), version + 1
-        if (kind, version) != (KIND, VERSION) or type(version) is not int:
-            given = data.get("kind"), data.get("version")
-            raise TorchweldError(
-                f"kind and version are {' and '.join(map(short, given))}, and must be {KIND!r} and "
-                f"{VERSION}; load what torchweld bench --json wrote with the same release"
-            )
-        return from_plain(Bench, fields, "bench")
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), allow_nan=False)
-
-
-def plain_cell(cell: Cell) -> dict[str, Any]:
-    """A cell as JSON has it."""
-    data: dict[str, Any] = _plain(cell)
-    return data
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Comparison):
-        return value.to_dict()
-    if isinstance(value, NotMeasured):
-        return to_plain(value)
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return to_plain(value)
-
-
-def _plain_comparisons(data: Any) -> Any:
-    """Without the kind and version of the bench; comparisons brought up to date, without theirs."""
-    if isinstance(data, list):
-        return [_plain_comparisons(item) for item in data]
-    if not isinstance(data, dict):
-        return data
-    kept = {name: item for name, item in data.items() if name not in ("kind", "version")}
-    for name in ("cells", "results"):
-        if isinstance(kept.get(name), (list, dict)):
-            kept[name] = _plain_comparisons(kept[name])
-    for name in ("comparison", "callers"):
-        if isinstance(kept.get(name), dict):
-            kept[name] = _plain_comparison(kept[name])
-    return kept
-
-
-def _plain_comparison(data: dict[str, Any]) -> dict[str, Any]:
-    # What cannot be read here is read again, by what can say where it stands.
-    with contextlib.suppress(TorchweldError):
-        data = Comparison.from_dict(data).to_dict()
-    return {name: item for name, item in data.items() if name not in ("kind", "version")}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torchweld.core.activations import parse_activation
 from torchweld.core.blocks import LayerForm
 from torchweld.core.errors import TorchweldError
-from torchweld.core.records import Length, Positive
+from torchweld.core.record_fields import Length, Positive
 
 Array = NDArray[np.floating[Any]]
 SEED = 2024

@@ -1,1 +1,1 @@
-"""The command line: one file a verb, each thin over the API."""
+"""The command line: one file per verb, each a thin layer over the API."""

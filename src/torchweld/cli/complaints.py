@@ -1,4 +1,4 @@
-"""What goes wrong, on standard error: in a pipe as it is, on a terminal wrapped between words.
+"""Error messages on standard error: unchanged in a pipe, wrapped between words on a terminal.
 
 A terminal breaks a long line wherever its width ends. Here lines end between words, and what is to
 be pasted (a command, an option with its value, a quoted name) stays in one piece.
@@ -18,7 +18,7 @@ from torchweld.report.style import WIDTH
 
 INDENT = "  "
 LEAST_WIDTH = 20
-# In place of blanks that have to stay; a message has no such character, it was cleaned.
+# Stands for blanks that must stay; a cleaned message does not contain this character.
 KEPT = "\0"
 PROGRAMS = r"torchweld [a-z]|pip install |python[\d.]* -|make -|[A-Z_]+=\S+ torchweld "
 WHOLE = re.compile(
@@ -31,7 +31,7 @@ WHOLE = re.compile(
 
 
 def complain(text: str) -> None:
-    """Prints it on standard error."""
+    """Prints a message on standard error."""
     if sys.stderr.isatty():
         text = wrapped(text, Console(stderr=True).width)
     click.echo(text, err=True)
@@ -40,7 +40,7 @@ def complain(text: str) -> None:
 def wrapped(text: str, width: int) -> str:
     """Each line of the text in lines of at most `width` columns, and 100; the rest is indented.
 
-    What is in one piece and wider has a line of its own, which is not broken.
+    A piece that is wider gets its own line, which is not broken.
     """
     width = max(LEAST_WIDTH, min(width, WIDTH))
     return "\n".join(part for line in text.split("\n") for part in _parts(line, width))

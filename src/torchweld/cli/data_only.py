@@ -9,9 +9,9 @@ from contextlib import contextmanager, redirect_stdout
 
 @contextmanager
 def data_only(wanted: bool) -> Iterator[None]:
-    """Inside, what a model prints goes to standard error, if `wanted`: a reader would choke on it.
+    """Inside, if `wanted`, what a model prints goes to standard error: the JSON stays valid.
 
-    Only what Python prints: a library that writes to the file itself is not stopped.
+    This holds for what Python prints, not for a library that writes to the file directly.
     """
     if not wanted:
         yield

@@ -1,8 +1,7 @@
-"""`torchweld fuse`: makes a model faster and proves it: found, tuned, verified, timed."""
+"""`torchweld fuse`: finds what makes a model faster, and proves it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torchweld.cli.keeping import keep_plan, keeping
 from torchweld.cli.screen import progress_shown, put, screen, stage
 from torchweld.cli.writing import check_targets
 from torchweld.core.errors import TorchweldError
-from torchweld.core.records import to_plain
+from torchweld.core.records import json_text
 from torchweld.findings import diagnose
 from torchweld.history import target_words
 from torchweld.models.targets import resolve
@@ -44,13 +43,13 @@ NOT_MEASURED = 2
 @click.option(
     "--no-measure",
     is_flag=True,
-    help="Time nothing: weld what verifies and the table shipped for this CPU knows to be faster.",
+    help="Time nothing: weld blocks that verify and that the shipped table knows to be faster.",
 )
 @click.option("--with-compile", is_flag=True, help="Try torch.compile of each block too.")
 @click.option(
     "--no-packing", is_flag=True, help="No copies of weights: slower, but no more memory."
 )
-@click.option("--afresh", is_flag=True, help="Measure again what an earlier plan has measured.")
+@click.option("--afresh", is_flag=True, help="Measure again what an earlier plan measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
 @click.option(
     "--details", is_flag=True, help="Print times, bounds and reasons behind the verdict too."
@@ -80,17 +79,17 @@ def fuse(
     json_wanted: bool,
     force: bool,
 ) -> int:
-    """Find what can be welded, measure what is worth it, verify it, and show before and after.
+    """Find what can be welded, verify it, measure what it gains, and show before and after.
 
     TARGET is package.module:factory, path/to/file.py:factory, the name of a built-in model, or
-    hf:<model type>; without it, a built-in transformer. Nothing is welded that is not faster beyond
-    noise with numbers as good as eager's; the plan says why for every block. Exit code 2 if nothing
-    was welded because blocks could not be measured.
+    hf:<model type>; the default is a built-in transformer. A block is welded only if it is faster
+    beyond noise and its numbers are as good as eager's. The plan says why for every block. The exit
+    code is 2 if nothing was welded because blocks could not be measured.
     """
     given_times = {"--quick": quick, "--budget": budget is not None, "--no-measure": no_measure}
     if sum(given_times.values()) > 1:
         both = " and ".join(option for option, given in given_times.items() if given)
-        raise TorchweldError(f"{both} each say how long to measure; give one")
+        raise TorchweldError(f"{both} each set the time for measuring; give only one")
     check_targets({"--out": out}, force)
     with keeping(save, file) as history, data_only(json_wanted):
         chosen = resolve(target, inputs, training=training)
@@ -123,9 +122,9 @@ def fuse(
     try:
         if out is not None:
             made.save(out)
-    finally:  # what was planned is shown, even if the disk is full
+    finally:  # the plan is shown even if the disk is full
         if json_wanted:
-            click.echo(json.dumps(to_plain(made), allow_nan=False))
+            click.echo(json_text(made))
         else:
             if depends:
                 put([*made.dependencies().split("\n"), ""], console)

@@ -15,6 +15,7 @@ from torchweld.cli.data_only import data_only
 from torchweld.cli.history_command import history_option
 from torchweld.cli.screen import progress_shown, put, screen
 from torchweld.core.errors import TorchweldError
+from torchweld.core.records import json_text
 from torchweld.core.texts import clean
 from torchweld.gates.advice import Effort
 from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
@@ -22,7 +23,6 @@ from torchweld.gates.gate_run import Rival, accept, gate
 from torchweld.gates.outcome import Outcome
 from torchweld.gates.subject import Clock, Subject
 from torchweld.history import History, history_path, target_words
-from torchweld.history.samples import encoded
 from torchweld.history.store import check_name
 from torchweld.machine.load import load_words
 from torchweld.report.gate_text import accepted_data, accepted_lines, outcome_data, outcome_lines
@@ -137,7 +137,7 @@ def gate_verb(
             progress=progress,
         )
     if json_wanted:
-        click.echo(encoded({**outcome_data(found), "load": load}, "outcome"))
+        click.echo(json_text({**outcome_data(found), "load": load}, "outcome"))
     else:
         _put_outcome(found)
     return found.code
@@ -239,7 +239,7 @@ def _accept(asked: Asked, clock: Clock | None, effort: Effort, json_wanted: bool
         lines = accepted_lines(asked.name, subject.what, made, str(history.path))
         if json_wanted:
             data = {**accepted_data(asked.name, subject.what, made), "load": load}
-            click.echo(encoded(data, "baseline"))
+            click.echo(json_text(data, "baseline"))
         else:
             put(lines, screen())
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import click
 
 from torchweld.cli.screen import put, screen
 from torchweld.core.figures import counted
+from torchweld.core.records import json_text
 from torchweld.core.texts import clean
 from torchweld.history.run_comparison import compare_runs
 from torchweld.history.run_lookup import entries_of, find_run
@@ -77,7 +77,7 @@ def show(context: click.Context, name: str, file: Path | None, json_wanted: bool
     with History.open(file) as opened:
         run = find_run(opened, name)
         if json_wanted:
-            click.echo(json.dumps(run_data(run)))
+            click.echo(json_text(run_data(run)))
         else:
             console = screen()
             put(run_sections(run, console.width), console)
@@ -99,7 +99,7 @@ def compare(context: click.Context, a: str, b: str, file: Path | None, json_want
     with History.open(file) as opened:
         found = compare_runs(find_run(opened, a), find_run(opened, b))
     if json_wanted:
-        click.echo(json.dumps(compared_data(found)))
+        click.echo(json_text(compared_data(found)))
     else:
         console = screen()
         put(compared_sections(found, console.width), console)
@@ -117,7 +117,7 @@ def forget(context: click.Context, name: str, file: Path | None, json_wanted: bo
         entries_of(opened, name)
         count = opened.forget(name)
     if json_wanted:
-        click.echo(json.dumps({"name": name, "forgotten": count}))
+        click.echo(json_text({"name": name, "forgotten": count}))
     else:
         click.echo(f"forgot {counted(count, 'run')} of {clean(name)}")
     return 0
@@ -135,7 +135,7 @@ def _list(file: Path | None, json_wanted: bool, name: str | None) -> int:
     with History.open(file) as opened:
         runs = opened.entries() if name is None else entries_of(opened, name)
     if json_wanted:
-        click.echo(json.dumps([run_data(run, cells=False) for run in runs]))
+        click.echo(json_text([run_data(run, cells=False) for run in runs]))
     else:
         console = screen()
         put(run_list(runs, console.width), console)

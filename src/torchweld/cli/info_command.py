@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import click
@@ -212,7 +212,8 @@ def info(as_json: bool, measure: bool) -> None:
         measured_peaks.peaks(measure=True)
     facts = collect()
     if as_json:
-        data = asdict(facts) | ({} if busy is None else {"busy_cores": to_plain(busy)})
+        data = to_plain(facts, all_fields=True)
+        data |= {} if busy is None else {"busy_cores": to_plain(busy)}
         click.echo(json.dumps(data, indent=2))
         return
     # Wider than a screen when piped; never wider than a screen on one.

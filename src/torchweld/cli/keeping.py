@@ -1,10 +1,9 @@
-"""`--save NAME`: keeps what a verb measured in the history, which is opened before the work."""
+"""`--save NAME`: keeps what a command measured in the history, which is opened before the work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from torchweld.profiles.profile import Profile
 
 @contextmanager
 def keeping(name: str | None, file: Path | None) -> Iterator[History | None]:
-    """The history to keep a run in, if it has a name; a file that is of no use fails here."""
+    """The history to keep a run in, if it has a name. A file that cannot be used fails here."""
     if name is None:
         if file is not None:
             raise TorchweldError(
-                f"--history {file} is the file that --save NAME keeps a run in; add that, or leave "
-                "--history out"
+                f"--history {file} is where --save NAME keeps a run; add --save NAME, or leave out "
+                "--history"
             )
         yield None
         return
@@ -39,7 +38,7 @@ def keeping(name: str | None, file: Path | None) -> Iterator[History | None]:
 def keep_plan(
     history: History, name: str, what: str, settings: dict[str, Any], made: PlanWithRounds
 ) -> None:
-    """The plan as data, and a cell for every workload before and after, with its rounds if any."""
+    """The plan as data, and a cell for every workload, with its rounds if it was timed."""
     run = history.begin(name, "fuse", what, settings)
     for one in made.wholes:
         samples = None if one.comparison is None else of_comparison(one.comparison)[1]
@@ -49,7 +48,7 @@ def keep_plan(
 
 
 def _figures_of(whole: Whole) -> dict[str, Any]:
-    """Flat, so that the speed-up and the times are found by their names."""
+    """The figures on one level, so that speed-up and times are found by their names."""
     data: dict[str, Any] = to_plain(whole)
     speed = data.pop("speed")
     return {**data, **(speed if isinstance(whole.speed, Speed) else {"speed": speed})}
@@ -60,7 +59,7 @@ def keep_profile(
 ) -> None:
     """A cell for the step and one for every module: time, launches, bytes, and its account.
 
-    Where the step was not measured: counts alone, and why.
+    If the step was not measured: only counts, and why.
     """
     run = history.begin(name, "profile", what, settings)
     why = found.step_us if isinstance(found.step_us, NotMeasured) else None
@@ -89,7 +88,8 @@ _COUNTS = ("kind", "calls", "launches", "flops", "moved_bytes", "round_trip_byte
 
 
 def _parts(split: Split | NotMeasured) -> dict[str, float]:
-    """µs by part: `arithmetic`, `traffic`, …; none where they were not measured."""
+    """µs by part: `arithmetic`, `traffic`, …; none if they were not measured."""
     if isinstance(split, NotMeasured):
         return {}
-    return {part.removesuffix("_us"): value for part, value in asdict(split).items()}
+    parts = to_plain(split, all_fields=True)
+    return {part.removesuffix("_us"): value for part, value in parts.items()}

@@ -41,7 +41,7 @@ for command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and exit with its code."""
     sys.exit(run(arguments))
 
 

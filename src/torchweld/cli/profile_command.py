@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,6 +20,7 @@ from torchweld.cli.writing import check_targets
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.records import to_plain
 from torchweld.findings import diagnose
 from torchweld.history import target_words
 from torchweld.models import DEMO
@@ -67,7 +68,7 @@ def as_json(profile: Profile, verdict: Verdict | None) -> str:
     found = account(profile)
     data = report.summary(profile, found, diagnose(profile, found))
     if verdict is not None:
-        rows = [{**asdict(row), "holds": row.holds} for row in verdict.rows]
+        rows = [{**to_plain(row, all_fields=True), "holds": row.holds} for row in verdict.rows]
         data["expected"] = {"holds": verdict.holds, "rows": rows}
     return json.dumps(data, allow_nan=False)
 
@@ -103,7 +104,7 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
 @click.option("--training", is_flag=True, help="Forward and backward, not inference.")
 @click.option(
-    "--steps", type=click.IntRange(min=2), help="Profiled steps, at least; short ones are repeated."
+    "--steps", type=click.IntRange(min=2), help="Profile at least so many steps; short ones more."
 )
 @click.option(
     "--sort",
@@ -111,10 +112,10 @@ FILE = click.Path(path_type=Path, dir_okay=True)
     type=click.Choice(ORDERS),
     default="model",
     show_default=True,
-    help="Of modules beside each other, and of ops.",
+    help="The order of sibling modules, and of ops.",
 )
 @click.option("--depth", type=click.IntRange(min=0), help="Levels of the module tree.")
-@click.option("--module", help="Show one module: layers.3.mlp, or alike ones: layers.*.mlp.")
+@click.option("--module", help="Show one module: layers.3.mlp, or several: layers.*.mlp.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
 @click.option(
     "--save",

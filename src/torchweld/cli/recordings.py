@@ -1,4 +1,4 @@
-"""Files with a trace or a profile: told by what they hold, and read.
+"""Files with a trace or a profile: recognised by their content, and read.
 
 In: a TARGET as typed, or a path. Out: a `Profile`, or an error that says what the file is instead.
 """
@@ -53,7 +53,7 @@ def recorded_file(target: str | None) -> Path | None:
 
 
 def _refuse_traces_in(path: Path) -> None:
-    """A directory is no recording; one with traces in it is taken for a slip."""
+    """A directory is not a recording. One with traces in it was probably given by mistake."""
     traces = sorted(one.name for one in path.glob("*.trace.json*"))
     if traces:
         raise TorchweldError(

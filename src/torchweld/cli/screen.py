@@ -23,7 +23,7 @@ def screen() -> Console:
 
 
 def put(parts: Iterable[RenderableType], console: Console) -> None:
-    """Prints `parts` one after the other, each as soon as it is there on a terminal."""
+    """Prints `parts` one after the other; on a terminal each one as soon as it is ready."""
     if not console.is_terminal:
         click.echo(to_text(parts, console.width), nl=False)
         return
@@ -33,7 +33,7 @@ def put(parts: Iterable[RenderableType], console: Console) -> None:
 
 @contextmanager
 def stage(done: str) -> Iterator[None]:
-    """Says on stderr, once it is over, what was done inside and how long that took."""
+    """Says on stderr, at the end, what was done inside and how long it took."""
     begun_s = time.perf_counter()
     yield
     click.echo(f"{clean(done)} in {time.perf_counter() - begun_s:.0f} s", err=True)
@@ -41,9 +41,9 @@ def stage(done: str) -> Iterator[None]:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str, float], None]]:
-    """What is given is called with what is being done and how far it is; shown on a terminal.
+    """Yields a function of what is being done and how far it is; a terminal shows it.
 
-    Redrawn when called only: a thread that redraws would be timed along.
+    Redrawn only when it is called: a thread that redraws would disturb the timing.
     """
     console = Console(stderr=True)
     shown = Progress(

@@ -1,7 +1,6 @@
 """Activations by name: what each computes in plain PyTorch, and its parameters.
 
-The same names stand in one list in C++ (`csrc/kernels/activations.inc`); a test holds the two
-together.
+C++ has the same names in one list (`csrc/kernels/activations.inc`). A test compares the two.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torchweld.core.errors import BlockError
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """`apply(z, *parameters)` is the definition; `apply_` overwrites z, where torch can."""
+    """`apply(z, *parameters)` is the definition; `apply_` overwrites z, if torch can do that."""
 
     apply: Callable[..., Tensor]
     apply_: Callable[..., Tensor] | None = None
@@ -55,7 +54,7 @@ def parse_activation(text: str) -> tuple[str, tuple[float, ...]]:
     if not isinstance(text, str):
         kind = getattr(text, "__name__", None) or type(text).__name__
         raise BlockError(
-            f"activation is {kind}, and has to be the name of one, as in 'gelu' or "
+            f"activation is {kind}; it must be a name, as in 'gelu' or "
             f"'leaky_relu:0.2'; there are: {' '.join(ACTIVATIONS)}"
         )
     name, _, rest = text.partition(":")

@@ -1,7 +1,7 @@
-"""What public functions ask of their arguments, with one kind of message for what does not fit.
+"""Checks of the arguments of public functions, with one kind of message.
 
-Each says the function, the argument, what was given and what is allowed. Asked first, so that a
-mistake ends where it was made and leaves nothing changed.
+A message names the function, the argument, the given value and what is allowed. The checks come
+first, so that a wrong call fails before anything is changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Progress = Callable[[str, float], None]
 
 
 def shown(value: Any) -> str:
-    """A value in a message: itself, if that is short; else its kind."""
+    """A value in a message: itself if it is short, else its type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, (bool, numbers.Number, str, bytes)):
@@ -36,9 +36,9 @@ def misfit(who: str, name: str, value: Any, allowed: str) -> TorchweldError:
 
 
 def check_model(who: str, value: Any, name: str = "model", *, scripted: bool = False) -> None:
-    """An nn.Module; one that was scripted or traced only where its Python code is not needed."""
+    """An nn.Module. A scripted or traced one passes only if its Python code is not needed."""
     if not isinstance(value, nn.Module):
-        raise misfit(who, name, value, "a torch.nn.Module, or one that torch.compile has wrapped")
+        raise misfit(who, name, value, "a torch.nn.Module, or one wrapped by torch.compile")
     if isinstance(getattr(value, "_orig_mod", value), torch.jit.ScriptModule) and not scripted:
         raise TorchweldError(
             f"{who}: {name} was made by torch.jit.script or torch.jit.trace, which leave no Python "
@@ -60,7 +60,7 @@ def check_flags(who: str, **given: Any) -> None:
 def check_number(
     who: str, name: str, value: Any, *, above: float, most: float | None = None
 ) -> None:
-    """A finite number, no bool and no text."""
+    """A finite number; a bool or a text is not one."""
     allowed = f"a number above {above:g}" + (f", at most {most:g}" if most is not None else "")
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not real or not math.isfinite(value) or value <= above:
@@ -80,6 +80,6 @@ def check_progress(who: str, value: Any) -> None:
 
 
 def check_path(who: str, value: Any) -> None:
-    """A path as open() takes it; a number would be a file that is open already."""
+    """A path as open() takes it; a number would mean a file that is already open."""
     if not isinstance(value, (str, os.PathLike)):
         raise misfit(who, "path", value, "the path of a file, as text or a pathlib.Path")

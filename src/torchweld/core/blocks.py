@@ -1,8 +1,8 @@
 """What can be fused: layers, chains of them, and groups that share an input.
 
-A layer computes `act(x · Wᵀ + b)`, or, gated, `act(gate) · up`. `Layer` is one with its tensors,
-`LayerForm` the same without. A tuple of forms and the op's `spec` text say the same thing; the
-grammar stands in `csrc/spec.h`. M rows, K in, N out.
+A layer computes `act(x · Wᵀ + b)`, or, gated, `act(gate) · up`. `Layer` has its tensors,
+`LayerForm` is a layer without them. A tuple of forms and the op's `spec` text are equivalent;
+`csrc/torch_glue/block_spec.h` has the grammar. M rows, K in, N out.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Layer:
             )
         if (self.gate_bias is not None) != (self.gate is not None and self.bias is not None):
             raise BlockError(
-                "a gated layer with two weights has a bias for both or for none; give `bias` and "
-                "`gate_bias`, or neither (zeros do for one that is missing)"
+                "a gated layer with two weights has a bias for both or for neither; give `bias` "
+                "and `gate_bias`, or none (use zeros for one that is missing)"
             )
 
     @property

@@ -1,7 +1,7 @@
 """Modules and classes under the names they had in earlier releases.
 
-Programs import them, and pickles of welded models and plans name them. An import statement gets a
-DeprecationWarning that says the new name; a pickle that is loaded gets none.
+Users' programs import them, and pickles of welded models and plans name them. An import statement
+gets a DeprecationWarning with the new name; loading a pickle gives no warning.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-# Earlier name -> name now, below `torchweld`. What docs named, what pickles hold, what tests of
-# users are likely to import. Deprecated since 0.2; to be removed in 0.4.
+# Earlier name -> name now, below `torchweld`: names that docs had, that pickles contain, or that
+# users' tests are likely to import. Deprecated since 0.2, to be removed in 0.4.
 MODULES = {
     "activations": "core.activations",
     "benching": "bench",
@@ -68,16 +68,17 @@ MODULES = {
     "welding.telling": "welds.swapping.original_code",
 }
 
-# What some of these modules held besides is found in other modules now.
+# Modules that were split: where the rest of their contents is now.
 SPLIT = {
     "hardware": (
         *("machine.cpu_identity", "machine.kernel_build", "machine.measured_peaks"),
         *("machine.fingerprint", "core.files"),
     ),
+    "records": ("core.record_fields",),
     "welding.telling": ("core.untold",),
 }
 
-# What has another name now, by the earlier module.
+# What was renamed, by the earlier module.
 RENAMED = {
     "hardware": {"fingerprint": "key_here"},
     "kernels": {"Block": "Form", "Choice": "Selection", "Refusal": "BackendRefusal"},
@@ -92,7 +93,7 @@ RENAMED = {
 
 
 class _EarlierModule(types.ModuleType):
-    """A module under its earlier name: whatever is asked of it, the one of today answers."""
+    """A module under its earlier name; it takes all attributes from the module of today."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # with today's __path__, files would be imported a second time
@@ -105,7 +106,7 @@ class _EarlierModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Serves the modules of `MODULES` where nothing else does."""
+    """Finds the modules of `MODULES` if nothing else does."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

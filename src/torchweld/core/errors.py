@@ -1,8 +1,8 @@
-"""The errors a user can meet.
+"""The errors that users can get.
 
 Every message says what was given, what is allowed, and what to do about it. All kinds derive from
-`TorchweldError`, which is a `ValueError`: something in the call or its surroundings can be put
-right. Broken invariants of our own are `assert`s.
+`TorchweldError`, which is a `ValueError`: the user can fix something in the call or its
+surroundings. Broken invariants of our own are `assert`s.
 
 A message may quote names from models and files, so every line of it is cleaned.
 """
@@ -31,7 +31,7 @@ class UnsupportedError(TorchweldError):
 
 
 class NotMeasuredError(TorchweldError):
-    """A figure was asked for that could not be measured honestly."""
+    """A figure was asked for, but could not be measured reliably."""
 
 
 class RefusedError(TorchweldError):

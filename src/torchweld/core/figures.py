@@ -10,7 +10,7 @@ MINUS = "−"
 
 
 def figure(value: float) -> str:
-    """Three digits that count: 0.98, 3.20, 12.3, 2749."""
+    """Three significant digits: 0.98, 3.20, 12.3, 2749."""
     if not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -31,7 +31,7 @@ def duration(us: float) -> str:
 
 
 def unit_of(step_us: float) -> tuple[str, float]:
-    """The unit, and its µs, in which a step of this length and its parts read well."""
+    """The unit, with its length in µs, that suits a step of this length and its parts."""
     if step_us >= 10e6:
         return "s", 1e6
     return ("ms", 1e3) if step_us >= 10e3 else ("µs", 1.0)
@@ -46,7 +46,7 @@ def size(count: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`24 %`, `0.4 %`; nothing where there is nothing to share."""
+    """`24 %`, `0.4 %`; empty if the whole is 0."""
     if not whole or not math.isfinite(part / whole):
         return "–"
     percent = 100 * part / whole
@@ -59,7 +59,7 @@ def share(part: float, whole: float) -> str:
 
 
 def signed(text: str) -> str:
-    """A plus where there is no minus, so that a change reads as one."""
+    """With a plus if there is no minus, so that it reads as a change."""
     return text if text.startswith((MINUS, "–")) else f"+{text}"
 
 
@@ -80,7 +80,7 @@ def listed(items: Sequence[str], most: int) -> str:
 
 
 def age(at: str, now: datetime) -> str:
-    """How long ago a moment was, given as ISO text: `2 days ago`; as it is if it is no such."""
+    """How long ago an ISO time was: `2 days ago`; other texts are returned as they are."""
     try:
         seconds = (now - datetime.fromisoformat(at)).total_seconds()
     except (ValueError, TypeError):

@@ -1,6 +1,6 @@
-"""Text in files: written whole or not at all, read up to a bound, compressed by name.
+"""Text in files: written whole or not at all, compressed by name, read up to a limit.
 
-What is read may come from anywhere: nothing is decompressed or parsed beyond the bound.
+Files may come from anywhere, so nothing beyond the limit is decompressed or parsed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
 def cache_dir() -> Path:
-    """Where figures measured on this machine are kept for this user."""
+    """The folder in which figures measured on this machine are kept for this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchweld"
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Written aside and renamed, so that nobody sees half a file; compressed if it ends in .gz."""
+    """Writes aside and renames, so that nobody sees half a file. A name in .gz is compressed."""
     check_path("save", path)
     target = Path(path)
-    # Half a character, as JSON can name one, is written as JSON names it.
+    # JSON can name half a character (a lone surrogate); it is written as JSON names it.
     data = text.encode(errors="backslashreplace")
     data = gzip.compress(data, compresslevel=6) if target.suffix == ".gz" else data
     try:
         there = target.stat() if target.exists() else None
         if there is not None and stat.S_IFMT(there.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-            target.write_bytes(data)  # a pipe or a device, whose place no file may take
+            target.write_bytes(data)  # a pipe or a device, which a file must not replace
             return
         _replace(target, data, None if there is None else stat.S_IMODE(there.st_mode))
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -49,7 +49,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
 
 def _replace(target: Path, data: bytes, mode: int | None) -> None:
-    """Through a file beside it, whose name nobody can guess and which nobody else has made."""
+    """Through a new file beside it, with a name that nobody can guess."""
     fresh = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}")
     handle = os.open(fresh, _NEW, 0o666 if mode is None else 0o600)
     try:
@@ -64,7 +64,7 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
 
 
 def read_whole(path: str | os.PathLike[str], what: str = "file", most: int = MOST_BYTES) -> bytes:
-    """What a file holds, decompressed if its content says so; a TorchweldError if it cannot be."""
+    """The content of a file, decompressed if it is gzip; a TorchweldError if it cannot be read."""
     check_path("load", path)
     try:
         with open(path, "rb") as file:
@@ -82,7 +82,7 @@ def read_whole(path: str | os.PathLike[str], what: str = "file", most: int = MOS
 
 
 def read_json(path: str | os.PathLike[str], what: str, most: int = MOST_BYTES) -> Any:
-    """What the JSON in a file says; a TorchweldError that names the file if it is none."""
+    """The JSON of a file; a TorchweldError that names the file if it is not JSON."""
     data = read_whole(path, what, most)
     try:
         return parse_json(data)
@@ -95,6 +95,6 @@ def parse_json(data: str | bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, TypeError) as error:
-        raise TorchweldError(f"it is no JSON: {error}") from error
+        raise TorchweldError(f"it is not JSON: {error}") from error
     except (RecursionError, MemoryError) as error:
         raise TorchweldError("it is nested too deeply, or too large") from error

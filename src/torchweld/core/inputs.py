@@ -2,8 +2,8 @@
 
 A user gives a tensor, a mapping of keyword arguments, `Inputs(*args, **kwargs)`, a callable that
 takes the model and runs it, a sequence of these, or what `record` collected around real serving
-code. A sequence always means several calls, one an item; several positional arguments of one call
-are `Inputs(a, b)`. `as_workloads` brings all of them into one form.
+code. A sequence always means several calls, one per item; several positional arguments of one call
+are `Inputs(a, b)`. `as_workloads` turns all of them into one form.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchweld.core.interrupts import is_interrupt, says_nothing
 
 ALLOWED = (
     "a tensor, a mapping of keyword arguments, tw.Inputs(*args, **kwargs), a callable that takes "
-    "the model and runs it, or a list of these (one item a call)"
+    "the model and runs it, or a list of these (one item per call)"
 )
 
 
@@ -34,9 +34,9 @@ ALLOWED = (
 class Inputs:
     """The arguments of one call of a model, as in `Inputs(x, mask, scale=2.0)`.
 
-    They are handed to the model as they are: an argument that the model changes, such as a cache
-    of keys and values, is changed for the next run too. `record` takes care of that, and so does a
-    callable that makes a new one.
+    They are passed to the model as they are: if the model changes an argument, such as a cache of
+    keys and values, it stays changed for the next run. `record` avoids that, and so does a callable
+    that makes a new one.
     """
 
     args: tuple[Any, ...]
@@ -58,12 +58,12 @@ class Inputs:
         return model(*self.args, **self.kwargs)
 
     def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, those inside lists, tuples and mappings too."""
+        """The tensors among the arguments, also those inside lists, tuples and mappings."""
         return [*tensors_in(self.args), *tensors_in(self.kwargs)]
 
 
 class Snapshot(Inputs):
-    """Recorded arguments. Each call gets copies of all but the tensors, to change as it likes."""
+    """Recorded arguments. Each call gets its own copies of everything but the tensors."""
 
     def call(self, model: nn.Module) -> Any:
         args, kwargs = _copied((self.args, self.kwargs), tensor=lambda t: t, note=lambda _: None)
@@ -109,8 +109,8 @@ def _tensor_text(tensor: Tensor) -> str:
 class Workload:
     """Something to run a model on, any number of times.
 
-    `inputs` is None for a user's own callable: what it passes to the model is not known here.
-    `count` says how often such a call was seen, where it was recorded.
+    `inputs` is None for a user's callable: what it passes to the model is not known here. `count`
+    says how often such a call was recorded.
     """
 
     name: str
@@ -119,11 +119,11 @@ class Workload:
     count: int = 1
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that are passed; none are known of a callable."""
+        """The tensors that are passed; none for a callable, whose tensors are not known."""
         return [] if self.inputs is None else self.inputs.tensors()
 
     def try_on(self, model: nn.Module) -> Any:
-        """As `run`; what the model raises becomes an error that says which inputs it rejected."""
+        """As `run`, but if the model raises, the error says which inputs it rejected."""
         try:
             return self.run(model)
         except Exception as error:
@@ -143,14 +143,14 @@ class Workload:
 def first_line(error: BaseException) -> str:
     """An exception in one line: its kind, and the first line of what it says."""
     head, _, rest = str(error).strip().partition("\n")
-    if head.endswith(":"):  # what matters comes in the next line
+    if head.endswith(":"):  # the next line has the cause
         head = f"{head} {rest.strip().partition(chr(10))[0]}"
     text = head.strip().rstrip(" .;:")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def as_workloads(inputs: Any) -> list[Workload]:
-    """What a user gave as `inputs` -> one workload a call, each under a name of its own."""
+    """What a user gave as `inputs` -> one workload per call, each with its own name."""
     if inputs is None:
         raise TorchweldError(f"no inputs; give {ALLOWED}")
     if isinstance(inputs, Recorded):
@@ -239,7 +239,7 @@ class Recorded(Sequence[Inputs]):
 
     @property
     def copied_bytes(self) -> int:
-        """What the copied tensors take."""
+        """The memory of the copied tensors."""
         return sum(t.nbytes for inputs in self._inputs for t in inputs.tensors())
 
     def workloads(self) -> list[Workload]:
@@ -255,7 +255,7 @@ class Recorded(Sequence[Inputs]):
         ]
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
-        """Takes what is needed of a call that is about to run; the result notes that it ran."""
+        """Copies what is needed of a call before it runs; the function returned notes the call."""
         signature = (_signature(args), _signature(kwargs))
         notes: list[str] = []
         fresh: Snapshot | None = None
@@ -278,9 +278,9 @@ class Recorded(Sequence[Inputs]):
         return done
 
 
-# `nn.Module.__call__` goes through this attribute where it is set, and sees what the caller gave
-# before any hook does. A hook of ours would come after global ones, switch off fast paths, and be
-# compiled into models that were compiled in place.
+# If this attribute is set, `nn.Module.__call__` goes through it, with what the caller gave, before
+# any hook. A hook of ours would run after global ones, switch off fast paths, and be compiled into
+# models that were compiled in place.
 _ENTRY = "_compiled_call_impl"
 _ABSENT = object()
 
@@ -289,12 +289,11 @@ _ABSENT = object()
 def record(model: nn.Module, *, limit: int = 32) -> Iterator[Recorded]:
     """Collects the inputs of the calls of `model` made inside the `with` block.
 
-    Calls that the model makes of itself are part of the outer call. Calls that agree in the shapes,
+    Calls that the model makes to itself are part of the outer call. Calls that agree in the shapes,
     dtypes and devices of their tensors, and in flags and texts, are kept once, with a count; after
     `limit` different ones the rest is only counted (`left_out`). Calls that raise are not kept.
-    Tensors are copied, so the memory cost is that of each kept call's inputs (`copied_bytes`). So
-    is any other object, such as a cache; one that cannot be copied is kept itself, and `notes` says
-    so.
+    Tensors and other objects, such as a cache, are copied, which costs memory (`copied_bytes`). An
+    object that cannot be copied is kept itself, and `notes` says so.
     """
     check_model("record", model)
     check_whole("record", "limit", limit, least=1)
@@ -319,7 +318,7 @@ def record(model: nn.Module, *, limit: int = 32) -> Iterator[Recorded]:
     try:
         yield recorded
     finally:
-        # A model that was compiled in place meanwhile has an entry of its own by now.
+        # A model that was compiled in place meanwhile has its own entry by now.
         if model.__dict__.get(_ENTRY) is seen:
             if before is _ABSENT:
                 del model.__dict__[_ENTRY]
@@ -328,7 +327,7 @@ def record(model: nn.Module, *, limit: int = 32) -> Iterator[Recorded]:
 
 
 def _signature(value: Any) -> Any:
-    """What makes two calls the same kind of call; hashable. Numbers count by type, not by value."""
+    """Equal for calls of the same kind; hashable. Numbers count by type, not by value."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype, value.device, value.requires_grad)
     if isinstance(value, Mapping):

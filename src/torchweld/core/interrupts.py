@@ -1,8 +1,8 @@
 """Exceptions that say nothing about the code they were raised in: timeouts, interrupts, no memory.
 
-Foreign code is run and judged in many places: a module that cannot be traced is refused, a model
-that does not run in float64 is verified otherwise. What a signal handler raises meanwhile (an
-alarm, a test's time limit) is no such judgement, and has to arrive where the program expects it.
+Users' code is run and judged in many places: a module that cannot be traced is refused, a model
+that does not run in float64 is verified in another way. What a signal handler raises meanwhile (an
+alarm, a test's time limit) is not such a judgement, and must reach the program that expects it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_interrupt(error: BaseException) -> bool:
     """Whether a timeout or an interrupt is behind `error`, or a handler of a signal raised it."""
     handlers = _handlers()
     for one in _chain(error):
-        # Those of a handler may be ordinary exceptions, so they are known by where they come from.
+        # A handler may raise ordinary exceptions, so they are recognised by where they were raised.
         if not isinstance(one, Exception) or isinstance(one, _TIMEOUTS):
             return True
         trace = one.__traceback__
@@ -32,7 +32,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, on whatever device."""
+    """Whether memory ran out, on any device."""
     return any(
         isinstance(one, (MemoryError, torch.OutOfMemoryError))
         or (isinstance(one, RuntimeError) and "DefaultCPUAllocator: " in str(one))
@@ -41,7 +41,7 @@ def is_no_memory(error: BaseException) -> bool:
 
 
 def says_nothing(error: BaseException) -> bool:
-    """Whether `error` is no fact about the code that it was raised in; it has to be passed on."""
+    """Whether `error` says nothing about the code that raised it, and has to be passed on."""
     return is_interrupt(error) or is_no_memory(error)
 
 
@@ -52,7 +52,7 @@ _TIMEOUTS = (TimeoutError, concurrent.futures.TimeoutError)
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An exception, and those that it was raised from.
 
-    Not those that were merely being handled: the caller of us all may be handling a timeout.
+    Not those that were merely being handled: our caller may be handling a timeout.
     """
     seen: set[int] = set()
     one: BaseException | None = error

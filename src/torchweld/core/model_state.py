@@ -7,7 +7,7 @@ are called or traced on their own. Each restores on the way out, whatever happen
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,10 +21,10 @@ _ABSENT = object()
 def put_back(
     model: nn.Module, training: bool, optimizer: torch.optim.Optimizer | None = None
 ) -> Iterator[None]:
-    """Inside, the model trains or not, and has no gradients; afterwards everything is as it was.
+    """Inside, the model is in train or eval mode and has no gradients; then all is put back.
 
-    Modes, gradients and random numbers always; buffers in training; parameters and the optimizer's
-    state where an optimizer will step.
+    That is modes, gradients and random numbers; in training also buffers; with an optimizer also
+    its state and all parameters.
     """
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     tensors = {id(buffer): buffer for buffer in model.buffers()} if training else {}
@@ -53,7 +53,7 @@ def put_back(
 
 
 def random_numbers() -> Callable[[], None]:
-    """What puts torch's generators back to where they are now, as often as it is called."""
+    """A function that puts torch's generators back to their present state, any number of times."""
     state = torch.get_rng_state()
     in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     on_gpu = torch.cuda.get_rng_state_all() if in_use else []
@@ -68,7 +68,7 @@ def random_numbers() -> Callable[[], None]:
 
 @contextmanager
 def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Inside, a module that is in the other mode is in this one, with all it holds."""
+    """Inside, a module that is in the other mode is switched to this one, with all it holds."""
     with _modes_put_back(module):
         if module.training != training:
             for inner in module.modules():
@@ -90,10 +90,26 @@ def _modes_put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attributes_put_back(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """Afterwards each module inside has the attributes that it had; hooks are among them.
+def forwards_replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, each module runs the given code in place of its own `forward`; hooks still run."""
+    before = [(module, module.__dict__.get("forward", _ABSENT)) for module in forwards]
+    try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module, own in before:
+            if own is _ABSENT:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
 
-    Lists, dicts and sets hold what they held. Gives what says which attributes have changed.
+
+@contextmanager
+def attributes_put_back(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Afterwards each module inside has the attributes that it had, hooks among them.
+
+    Lists, dicts and sets hold what they held. Yields a function that names changed attributes.
     """
     before = {name: (inner, _attributes(inner)) for name, inner in module.named_modules()}
 
@@ -120,7 +136,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _changed(module: nn.Module, before: dict[str, Any]) -> list[str]:
-    """Names of those that are new, or not what they were; numbers and texts count by value."""
+    """Names of new and changed attributes; numbers and texts are compared by value."""
     names = [name for name in module.__dict__ if name not in before]
     for name, (value, held) in before.items():
         now = module.__dict__.get(name, _ABSENT)

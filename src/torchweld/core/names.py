@@ -1,4 +1,4 @@
-"""Names that people type: the one meant, or an error that helps to find it."""
+"""Names that people type: the right one, or an error that suggests it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchweld.core.errors import TorchweldError
 
 
 def known(given: str, allowed: Collection[str], what: str) -> str:
-    """`given`, if it is one of `allowed`; else a TorchweldError that names the nearest and all."""
+    """`given` if it is one of `allowed`, else a TorchweldError with the nearest and all of them."""
     if not isinstance(given, str):
         raise TorchweldError(f"{what} is a {type(given).__name__}; there are: {', '.join(allowed)}")
     if given in allowed:

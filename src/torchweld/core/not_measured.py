@@ -1,7 +1,7 @@
-"""`NotMeasured`: what stands in a result in place of a figure that nobody could measure.
+"""`NotMeasured`: takes the place of a figure that could not be measured, and says why.
 
-It is a value of its own, never a 0, an infinity or an empty text, so that it cannot be taken for a
-figure: arithmetic with it raises, and it is false where a figure would be true. It saves to JSON as
+It is never a 0, an infinity or an empty text, so that nobody takes it for a figure: arithmetic with
+it raises, and it is false where a figure would be true. It saves to JSON as
 `{"not_measured": reason}`, loads again and prints its reason.
 """
 

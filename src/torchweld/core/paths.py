@@ -1,4 +1,4 @@
-"""Paths of modules: without wrappers, and many that differ in numbers alone under one name.
+"""Paths of modules: without wrappers, and those that differ only in numbers under one name.
 
 In: texts such as `layers.3.mlp`. Out: texts such as `layers.*.mlp`.
 """
@@ -17,12 +17,12 @@ def normal_path(path: str) -> str:
 
 
 def pattern_of(path: str) -> str:
-    """The same for paths that differ in numbers alone."""
+    """The same for paths that differ only in numbers."""
     return ".".join("*" if name.isdecimal() else name for name in path.split("."))
 
 
 def by_pattern(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Paths that differ in numbers alone, together."""
+    """Groups of paths that differ only in numbers."""
     groups: dict[str, list[str]] = {}
     for path in paths:
         groups.setdefault(pattern_of(path), []).append(path)
@@ -30,7 +30,7 @@ def by_pattern(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def grouped_paths(paths: Sequence[str], everything: Iterable[str] = ()) -> dict[str, list[str]]:
-    """Name -> the paths it stands for; `everything` is what a star must not claim to be all of."""
+    """Name -> the paths it stands for. `everything`: paths that a star must not match as well."""
     known = by_pattern(everything)
     return {
         joined(same, known.get(pattern, ())): same for pattern, same in by_pattern(paths).items()
@@ -38,10 +38,10 @@ def grouped_paths(paths: Sequence[str], everything: Iterable[str] = ()) -> dict[
 
 
 def joined(paths: Sequence[str], everything: Iterable[str] = ()) -> str:
-    """One name for `paths`, which differ in numbers alone: `layers.*.mlp`.
+    """One name for `paths`, which differ only in numbers: `layers.*.mlp`.
 
-    A number that all share stays. Where others of `everything` fit the star too, the numbers are
-    listed instead: `layers.[0-3].mlp`.
+    A number that all share stays. If other paths of `everything` would match the star too, the
+    numbers are listed instead: `layers.[0-3].mlp`.
     """
     if len(paths) == 1:
         return paths[0]

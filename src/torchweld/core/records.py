@@ -5,19 +5,20 @@ record back, or a `RecordError` that says where the data do not fit. Nothing in 
 a field is read because the type declares it, and what is not declared is refused. Fields that have
 their default value are left out, so files stay small and old files load.
 
-What may stand in a field is declared beside its type, `Annotated[int, Bounds(0, 9)]`; the usual
-kinds have names below. Without more said, a number is finite and of a size that arithmetic can
-take, and texts and lists are of a length that memory can. What concerns several fields is said by
-the dataclass itself: `problems()` gives what is wrong with it, in words. A field of `float |
-NotMeasured` holds either; in JSON the latter is `{"not_measured": reason}`.
+What a field may hold is declared with its type, `Annotated[int, Bounds(0, 9)]`; record_fields.py
+has names for the usual kinds. By default a number is finite and small enough for arithmetic, and
+texts and lists are short enough for memory. Rules about several fields are in the dataclass itself:
+`problems()` says what is wrong with it. A field of `float | NotMeasured` holds either; in JSON the
+latter is `{"not_measured": reason}`. A record with a `FORMAT` has its mark before its fields.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import (
     Annotated,
@@ -33,19 +34,16 @@ from typing import (
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.record_fields import MOST_INT, MOST_TEXT, Bounds, Length
+from torchweld.core.record_format import FormatError, RecordFormat
 from torchweld.core.texts import clean
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
 
-# Products of a few of these still are finite, and fit where C++ takes them.
-MOST_INT = 2**63 - 1
-MOST_FLOAT = 1e60
-MOST_TEXT = 1 << 20
-MOST_ITEMS = 1 << 24
-# Of a message, which may quote the file.
+# Characters of a message, which may quote the file.
 MOST_SAID = 500
-# In data that no type describes.
+# Levels of data that no type describes.
 MOST_DEPTH = 50
 
 # The one key of a `NotMeasured` in JSON.
@@ -54,72 +52,85 @@ _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class RecordError(TorchweldError):
-    """Data do not fit the declared type; the message says where and what was expected."""
-
-
-# ---- what a field may hold ----
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """A number from `least` to `most`. `odd`: NaN and the infinities too, as texts in JSON."""
-
-    least: float = -MOST_FLOAT
-    most: float = MOST_FLOAT
-    odd: bool = False
-
-    def holds(self, value: float) -> bool:
-        if self.least <= value <= self.most:
-            return True
-        odd = self.odd and (value != value or value in (math.inf, -math.inf))
-        return odd and (self.least < 0 or value != -math.inf)
-
-    def __str__(self) -> str:
-        if self.most >= MOST_INT:
-            return "a number" if self.least < -1 else f"at least {self.least:g}"
-        return f"{self.least:g} to {self.most:g}"
-
-
-@dataclass(frozen=True)
-class Length:
-    """So many characters or items."""
-
-    least: int = 0
-    most: int = MOST_ITEMS
-
-    def __str__(self) -> str:
-        return f"{self.least} to {self.most:,}" if self.least else f"at most {self.most:,}"
-
-
-Count = Annotated[int, Bounds(0, MOST_INT)]
-Positive = Annotated[int, Bounds(1, MOST_INT)]
-Index = Annotated[int, Bounds(-1, MOST_INT)]  # -1 for none
-Amount = Annotated[float, Bounds(0)]
-Measured = Annotated[float, Bounds(odd=True)]  # where nothing was measured, NaN or an infinity
-Ratio = Annotated[float, Bounds(1 / MOST_FLOAT, odd=True)]  # the same, of times: above 0
-Word = Annotated[str, Length(most=1 << 12)]
+    """Data do not fit the declared type; the message says where, and what was expected."""
 
 
 # ---- out ----
 
 
-def to_plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists; what JSON can hold. NaN and infinities are texts."""
+def to_plain(
+    value: Any,
+    where: str = "",
+    *,
+    all_fields: bool = False,
+    odd: Callable[[float], Any] = str,
+) -> Any:
+    """Dataclasses as dicts, tuples as lists: what JSON can hold; a RecordError for anything else.
+
+    `where` names the value in that error. `all_fields`: those with their default value too. `odd`
+    makes what stands for NaN and the infinities.
+    """
+    try:
+        return _plain(value, all_fields, odd)
+    except _MisfitError as misfit:
+        raise _refused(misfit, where or type(value).__name__) from None
+
+
+def json_text(value: Any, where: str = "", indent: int | None = None) -> str:
+    """`to_plain` as JSON."""
+    separators = (",", ":") if indent is None else None
+    plain = to_plain(value, where)
+    return json.dumps(plain, allow_nan=False, indent=indent, separators=separators)
+
+
+def _plain(value: Any, all_fields: bool, odd: Callable[[float], Any]) -> Any:
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else odd(value)
     if isinstance(value, NotMeasured):
         return {UNMEASURED: value.reason}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            name: to_plain(item)
-            for name, default in _defaults(type(value))
-            if (item := getattr(value, name)) != default or type(item) is not type(default)
-        }
     if isinstance(value, (tuple, list)):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        return _plain_list(value, all_fields, odd)
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+        found, shown = {}, "[{}]"
+    elif is_dataclass(value) and not isinstance(value, type):
+        form: RecordFormat | None = getattr(value, "FORMAT", None)
+        all_fields = all_fields or (form is not None and form.all_fields)
+        items = _written(value, all_fields)
+        found, shown = {} if form is None else form.mark(form.version), ".{}"
+    else:
+        raise _MisfitError(
+            f"is a {type(value).__name__}, which JSON cannot hold; give numbers, texts, None, and "
+            "lists and mappings of these"
+        )
+    name: Any = None
+    try:
+        for name, item in items:
+            found[str(name)] = _plain(item, all_fields, odd)
+    except _MisfitError as misfit:
+        misfit.path.append(shown.format(_name(str(name))))
+        raise
+    return found
+
+
+def _plain_list(value: Sequence[Any], all_fields: bool, odd: Callable[[float], Any]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        for item in value:
+            found.append(_plain(item, all_fields, odd))  # noqa: PERF401 (as in _tuple_reader)
+    except _MisfitError as misfit:
+        misfit.path.append(f"[{len(found)}]")
+        raise
+    return found
+
+
+def _written(record: Any, all_fields: bool) -> Iterator[tuple[str, Any]]:
+    for name, default in cast(Callable[[Any], Any], _defaults)(type(record)):
+        item = getattr(record, name)
+        if all_fields or item != default or type(item) is not type(default):
+            yield name, item
 
 
 @cache
@@ -137,11 +148,17 @@ def _default(f: Field[Any]) -> Any:
 
 
 class _MisfitError(Exception):
-    """What is wrong, and the way there, from the inside out."""
+    """What is wrong, and the path to it, from the inside out."""
 
     def __init__(self, says: str, *path: str) -> None:
         super().__init__(says)
         self.says, self.path = says, list(path)
+
+
+def _refused(misfit: _MisfitError, where: str) -> RecordError:
+    place, says = "".join(reversed(misfit.path)), misfit.says
+    says = says if len(says) <= MOST_SAID else f"{says[: MOST_SAID - 1]}…"
+    return RecordError(f"{where}{place} {says}")
 
 
 def from_plain(kind: type[T], data: Any, where: str = "") -> T:
@@ -150,9 +167,7 @@ def from_plain(kind: type[T], data: Any, where: str = "") -> T:
         found: T = cast(Callable[[Any], _Reader], _reader)(kind)(data)
         return found
     except _MisfitError as misfit:
-        place, says = "".join(reversed(misfit.path)), misfit.says
-        says = says if len(says) <= MOST_SAID else f"{says[: MOST_SAID - 1]}…"
-        raise RecordError(f"{where or kind.__name__}{place} {says}") from None
+        raise _refused(misfit, where or kind.__name__) from None
 
 
 @cache
@@ -193,17 +208,17 @@ def _annotated_reader(kind: Any, allowed: Any) -> _Reader:
 
 def _number_reader(kind: Any, allowed: Bounds) -> _Reader:
     def read(data: Any) -> Any:
-        # JSON has one kind of number; True is none.
+        # JSON has one kind of number; True is not a number.
         if kind is float and type(data) is int and abs(data) <= MOST_INT:
             data = float(data)
-        # What Python reads as infinite was not written by us: JSON has no such number, nor 1e999.
+        # We never write numbers that Python reads as infinite (Infinity, 1e999): JSON has none.
         infinite = type(data) is float and not math.isfinite(data)
         if type(data) is str and allowed.odd:
             data = _ODD_FLOATS.get(data, data)
         if infinite or type(data) is not kind:
             raise _misfit(kind, data)
         if not allowed.holds(data):
-            raise _MisfitError(f"is {short(data)}; expected is {allowed}")
+            raise _MisfitError(f"is {short(data)}; expected {allowed}")
         return data
 
     return read
@@ -307,15 +322,21 @@ def _dict_reader(kind: Any) -> _Reader:
 
 def _record_reader(kind: Any) -> _Reader:
     hints = get_type_hints(kind, include_extras=True)
-    # Made when first needed, for a record may hold records of its own kind.
+    # Made when first needed, since a record may hold records of its own kind.
     readers: dict[str, _Reader] = {}
     needed = [name for name, default in _defaults(kind) if default is MISSING]
     names = {name for name, _ in _defaults(kind)}
     problems: Callable[[Any], Iterator[str]] | None = getattr(kind, "problems", None)
+    form: RecordFormat | None = getattr(kind, "FORMAT", None)
 
     def read(data: Any) -> Any:
         if not isinstance(data, dict):
             raise _misfit(kind, data)
+        if form is not None:
+            try:
+                data = form.fields_of(data, unmarked=form.version)
+            except FormatError as error:
+                raise _MisfitError(str(error)) from None
         given = {}
         for name, item in data.items():
             if name not in readers:
@@ -344,7 +365,7 @@ def _record_reader(kind: Any) -> _Reader:
 
 
 def _read_anything(data: Any) -> Any:
-    """What no type describes: of JSON's kinds, and not too deep to be walked through."""
+    """Data that no type describes: only JSON's kinds, and not nested too deeply."""
     level = [data]
     for _ in range(MOST_DEPTH):
         if not level:
@@ -371,7 +392,7 @@ def _misfit(kind: Any, data: Any) -> _MisfitError:
 
 
 def short(data: Any) -> str:
-    """Some of it; a huge number or a deep list is not written out."""
+    """A short form of it: huge numbers and deep lists are not written out."""
     if isinstance(data, (list, dict)) and data:
         return f"{'a list' if isinstance(data, list) else 'an object'} of {len(data):,}"
     if type(data) is int and abs(data) > MOST_INT:

@@ -1,11 +1,11 @@
-"""`Speed`: how fast something is beside what it replaces, as it was measured in turn with it."""
+"""`Speed`: how fast something is compared with what it replaces, both timed in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchweld.core.records import Measured, Ratio
+from torchweld.core.record_fields import Measured, Ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,6 @@ class Speed:
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
         if not 0 < self.interval[0] <= self.speedup <= self.interval[1] < float("inf"):
-            yield f"has the speed-up {self.speedup} in {self.interval}; expected is one inside"
+            yield f"has the speed-up {self.speedup} in {self.interval}; expected one inside"
         if not 0 < self.before_us < float("inf") or not 0 < self.after_us < float("inf"):
-            yield f"has the times {self.before_us} and {self.after_us}; expected are microseconds"
+            yield f"has the times {self.before_us} and {self.after_us}; expected microseconds"

@@ -1,19 +1,19 @@
-"""Text that came from elsewhere, made harmless: names in models and in files.
+"""Makes text from elsewhere harmless: names in models and in files.
 
-What is printed or raised goes through `clean`, or through `clean_lines` where it has lines of our
-own making.
+All that is printed or raised goes through `clean`, or through `clean_lines` if it has our own line
+breaks.
 """
 
 from __future__ import annotations
 
 import unicodedata
 
-# Control, format (bidirectional overrides among them), half characters, private, not assigned.
+# Control, format (with bidirectional overrides), half characters, private, not assigned.
 _HIDDEN = ("C", "Zl", "Zp")
 
 
 def clean(text: str) -> str:
-    """One line without control characters: what a name holds cannot move the cursor or colour."""
+    """One line without control characters, so that a name cannot move the cursor or set colours."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -23,7 +23,7 @@ def clean(text: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """The same for a text of several lines, which stay lines."""
+    """The same for a text of several lines; line breaks stay."""
     return "\n".join(map(clean, text.split("\n")))
 
 

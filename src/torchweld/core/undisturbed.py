@@ -2,9 +2,9 @@
 
 A signal's handler may raise between any two steps of the main thread: KeyboardInterrupt, or a
 timeout of the user's. `undisturbed` puts back what a call has switched for its thread or for the
-process, though the interrupt may hit the very code that puts it back. `Apart` runs code that must
-not be left in the middle, such as torch's tracer with its stacks of modes, in a thread of its own:
-there no handler runs, and what the thread has switched ends with it.
+process, even if the interrupt hits the code that puts it back. `Apart` runs code that must not stop
+halfway, such as torch's tracer with its stacks of modes, in its own thread: no handler runs there,
+and what the thread has switched ends with it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _overrides: Any = torch.overrides
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # after which a thread looks whether it is still wanted
+_LOOK_S = 1.0  # how often a thread checks whether it is still needed
 
 
 def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
-    """Afterwards random numbers, modes, threads and warning filters are as they were."""
+    """Afterwards random numbers, modes, threads and warning filters are as before."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,7 +53,7 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _state() -> Callable[[], None]:
-    """What puts everything back; it may be called again and again."""
+    """A function that puts everything back, any number of times."""
     put_random_numbers_back = random_numbers()
     grad, filters = torch.is_grad_enabled(), warnings.filters
     threads, collecting = torch.get_num_threads(), gc.isenabled()
@@ -67,7 +67,8 @@ def _state() -> Callable[[], None]:
             (gc.enable if collecting else gc.disable)()
         if warnings.filters is not filters:
             warnings.filters = filters
-            with warnings.catch_warnings():  # so that what was cached by the others is forgotten
+            # Python then forgets what it cached for the other filters.
+            with warnings.catch_warnings():
                 pass
 
     return put_back
@@ -97,7 +98,7 @@ class Apart:
         if threading.get_ident() != threading.main_thread().ident:
             return function(*args, **kwargs)
         if self._tasks is None:
-            # Kept before the thread starts: it ends when it is told so, by way of this queue.
+            # Kept before the thread starts: this queue tells it to end.
             tasks = self._tasks = queue.SimpleQueue()
             # A plain thread, since `Thread.start` can be interrupted while it holds a lock.
             _thread.start_new_thread(_work, (tasks, weakref.ref(self)))
@@ -107,7 +108,7 @@ class Apart:
             task.running.acquire()
         except BaseException:
             task.cancelled = True
-            if task.begun and not task.ended:  # else nobody would let go of the lock again
+            if task.begun and not task.ended:  # else nobody would release the lock
                 task.running.acquire()
             raise
         if task.error is not None:
@@ -120,7 +121,7 @@ class Apart:
 
 
 class _Task:
-    """Something to do, with what its caller has switched on for its own thread."""
+    """Something to do, with the modes that its caller has set for its own thread."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self._run = run

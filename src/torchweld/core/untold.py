@@ -1,8 +1,7 @@
-"""A switch for the thread: inside `untold()` welded models do not warn.
+"""A switch: inside `untold()` welded models do not warn that their original code runs.
 
-It silences the warning that a welded model runs its original code, for what runs that code on
-purpose or reports it in its own way. It lies here because verifying a model sets it, and knows
-nothing of welds.
+It is for code that runs the original on purpose, or reports it in its own way. It is in core
+because the numerics room sets it and must not import welds.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _untold: ContextVar[bool] = ContextVar("untold", default=False)
 
 @contextmanager
 def untold() -> Iterator[None]:
-    """Inside, nothing is said about calls; models that are welded inside never say anything."""
+    """Inside, calls do not warn; models that are welded inside never warn."""
     token = _untold.set(True)
     try:
         yield

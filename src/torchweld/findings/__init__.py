@@ -1,8 +1,9 @@
 """`tw.diagnose`: what wastes a step's time, why, what to do, and the most that could be won.
 
-In: a `Profile`. Out: `Finding`s, those that could win most first. Every rule is a pure function
-from an `Evidence` (a profile and its account) to drafts of findings; its docstring says what it
-reads and why its bound is one. `combined_bound` adds several findings up.
+In: a `Profile`. Out: `Finding`s, largest possible gain first. Nothing is measured here: every rule
+is a pure function from an `Evidence` (a profile and its account) to drafts of findings. Its
+docstring says what it reads and why its bound is a bound. `combined_bound` adds several findings
+up.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ RULES: tuple[Rule, ...] = (
 
 # Those whose bound is a roofline.
 PRICED: tuple[Rule, ...] = (pointwise_chains, mlp_blocks, few_rows, shared_inputs, slow_half)
-# Products of which the profile does not tell whether they are a Linear.
+# Products that may or may not be Linears: the profile does not tell.
 BATCHED = ("aten::bmm", "aten::baddbmm")
-# What could win less than this share of the step is below what profiling it can tell.
+# Gains under this share of the step are not reported: profiling is not that precise.
 LEAST_SHARE = 0.01
 
 
@@ -65,8 +66,8 @@ def diagnose(profile: Profile, accounted: Account | None = None) -> tuple[Findin
     """The findings of a profile, ranked by the most that each could win.
 
     `accounted` is the profile's account, if it was made already. Rules that need the machine's
-    peaks find nothing in a profile without them; its notices say so. None if the step was not
-    measured: what could be won follows from times.
+    peaks find nothing in a profile without them; its notices say so. Empty if the step was not
+    measured: gains follow from times.
     """
     check_kind("diagnose", "profile", profile, Profile, "what tw.profile or tw.read_trace returns")
     if accounted is not None:
@@ -84,8 +85,8 @@ def combined_bound(
 ) -> float | NotMeasured:
     """The most that all these findings together could win: a speed-up of the step.
 
-    No microsecond counts twice, whichever findings claim it. The findings must be of this profile;
-    what they claim is found again from it.
+    No microsecond counts twice, whichever findings claim it. The findings must come from this
+    profile; their claims are computed again.
     """
     if isinstance(profile.step_us, NotMeasured):
         return profile.step_us
@@ -96,7 +97,7 @@ def combined_bound(
         draft = drafts.get((finding.rule, finding.title))
         if draft is None:
             raise TorchweldError(
-                f"the finding {finding.title!r} is none of this profile, which has "
+                f"the finding {finding.title!r} is not from this profile, which has "
                 f"{', '.join(repr(title) for _, title in drafts) or 'none'}; give findings that "
                 "tw.diagnose made of the same profile"
             )
@@ -107,8 +108,9 @@ def combined_bound(
 def welding_bound(profile: Profile, accounted: Account | None = None) -> float | NotMeasured:
     """The most that welding every MLP and every Linear could win: a speed-up of the step.
 
-    Unlike the findings it counts Linears that are near their roofline already. `NotMeasured` where
-    the profile does not tell how long they take or how fast they could be: no bound is no 1.
+    Unlike the findings it counts Linears that are near their roofline already. `NotMeasured` if the
+    profile does not tell how long they take or how fast they could be: no bound is not a bound of
+    1.
     """
     if isinstance(profile.step_us, NotMeasured):
         return profile.step_us
@@ -124,7 +126,7 @@ def welding_bound(profile: Profile, accounted: Account | None = None) -> float |
     claims = union(
         [weld(case, [[i] for i in sorted(linears)]).claims, *(draft.claims for draft in drafts)]
     )
-    # However many Linears become one block, one call is left of each.
+    # However many Linears become one block, each block is still called once.
     in_blocks = {i for block in blocks_of(case, runs_of(case), linears) for i in block.ops}
     calls = max(1, len(linears.keys() - in_blocks)) if linears else 0
     most_us = case.step_us - calls * case.cheapest_call_us - case.around_us
@@ -132,7 +134,7 @@ def welding_bound(profile: Profile, accounted: Account | None = None) -> float |
 
 
 def _hidden(case: Evidence) -> NotMeasured | None:
-    """Why Linears of the model may have taken time that the bound does not count."""
+    """A reason if Linears may have taken time that the bound does not count."""
     if not peaks_hold(case.account):
         return NotMeasured("ops were faster than the peaks that are known of this machine")
     hidden = [i for i, work in enumerate(case.works) if work is not None and _hides(case, i)]
@@ -145,7 +147,7 @@ def _hidden(case: Evidence) -> NotMeasured | None:
 def _hides(case: Evidence, i: int) -> bool:
     """Whether an op may be or hold a Linear whose least time is not known."""
     op = case.ops[i]
-    if op.name in BATCHED:  # of an einsum, if it reads a weight; that of attention reads none
+    if op.name in BATCHED:  # of an einsum if it reads a weight; that of attention does not
         return any(value.producer < 0 for value, _ in case.flow.reads[i])
     if case.is_priced(i):
         return False
@@ -164,7 +166,7 @@ def _drafts(case: Evidence) -> list[tuple[Draft, float]]:
     found = []
     trusted = case.on_device or peaks_hold(case.account)
     for rule in RULES:
-        if rule in PRICED and not trusted:  # a bound by peaks that are too low would be none
+        if rule in PRICED and not trusted:  # with peaks that are too low, it would not be a bound
             continue
         for draft in rule(case):
             saved_us = case.settled_us(draft.claims)

@@ -1,13 +1,13 @@
 """Which op reads what which other op wrote.
 
 In: the ops of a profile with the work each has to do. Out: a `Flow`. A `Value` is what one op wrote
-to one storage, until another writes to it again: so an op that works in place reads one value and
+to one storage, until another op writes to it. So an op that works in place reads one value and
 makes the next.
 
-Where a recording does not name the storages (a trace from a file), values are told by order and
-size: an op reads what was made last on its thread, in its phase, has the size and type of one of
-its inputs, and was read by nobody yet. A second reader of the same value cannot be told from a
-reader of something older, so it is not joined; a product reads nothing but its left factor.
+If a recording does not name the storages (a trace from a file), values are matched by order and
+size: an op reads the latest value of its thread and phase that has the size and type of one of its
+inputs and that no op has read yet. A second reader of the same value cannot be told from a reader
+of something older, so it is not joined. Of a product, only the left factor is matched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.traffic import finishing_order
 from torchweld.profiles.profile import Op, Phase
 
-# How many results back an input is looked for where storages have no names. Two products, an
+# How many results back an input is searched for if storages have no names. Two products, an
 # activation and what joins them lie within four.
 LOOK_BACK = 4
 
@@ -47,10 +47,10 @@ class Flow:
     inferred: bool  # by order and size
 
     def outside(self, value: Value, members: set[int] | frozenset[int]) -> bool:
-        """Whether what is not in `members` needs this value of theirs."""
+        """Whether ops outside `members` need this value."""
         if value.readers:
             return any(reader not in members for reader in value.readers)
-        # Nobody read it: it is a result of the step, unless it was written over.
+        # No op read it: it is a result of the step, unless it was overwritten.
         return not value.overwritten
 
 
@@ -137,7 +137,7 @@ class _ByOrder:
     def writes(self, i: int, work: Work) -> list[Reading]:
         key = (self.ops[i].thread, self.ops[i].phase)
         found = [(Value(i), size) for _, size in work.writes]
-        if not self.nested[i]:  # what runs inside an op prepares its result, and is not one
+        if not self.nested[i]:  # what runs inside an op prepares its result, and is not a result
             recent = self.recent.setdefault(key, [])
             recent.extend((value, size, _type_of(self.ops[i])) for value, size in found)
             del recent[:-LOOK_BACK]

@@ -14,18 +14,18 @@ from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.accounting.splits import PARTS, Account, OpAccount, Split, measured
 from torchweld.profiles.profile import Op, Profile
 
-# The model itself, where a place is named.
+# How the model itself is called where a place is named.
 ROOT = "the model"
 ACCUMULATION = "AccumulateGrad"
 _NOT_FORWARD = ("backward", "optimizer")
-# A live profile is corrected for the profiler's cost, to within a tenth of what modules take on
-# their own. So a tenth of what is claimed, or of what is left, may belong to the other, and an
-# upper bound has to count it in.
+# The correction for the profiler's cost is right to within a tenth of what modules take on their
+# own. So a tenth of what is claimed, or of what is left, may belong to the other part, and an upper
+# bound has to include it.
 MARGIN = 0.10
 
 
 class Evidence:
-    """Of a profile whose step was measured."""
+    """What the rules read; only for a profile whose step was measured."""
 
     def __init__(self, profile: Profile, account: Account) -> None:
         self.profile = profile
@@ -92,7 +92,7 @@ class Evidence:
             yield i
 
     def caller(self, i: int) -> str:
-        """Name of the outermost op that asked for this one: what stands in the model's code."""
+        """Name of the outermost op that called this one: what the model's code says."""
         outer = [j for j in self.around(i) if self.about(j).kind not in ("autograd", "dynamo")]
         return self.ops[outer[-1] if outer else i].name.removeprefix("aten::")
 
@@ -140,8 +140,8 @@ class Evidence:
     def backward_of(self) -> dict[int, list[int]]:
         """Forward op -> the outermost backward ops of the nodes that it made.
 
-        Of the forward ops that note a sequence number, the last to begin made the node. Numbers are
-        those of a thread: where two threads use the same, neither is joined.
+        If several forward ops note a sequence number, the last to begin made the node. Threads
+        count separately: if two threads use the same number, neither is joined.
         """
         made: dict[int, int] = {}
         threads: dict[int, int] = {}
@@ -162,7 +162,7 @@ class Evidence:
         return found
 
     def backward_ops(self, i: int) -> Iterator[int]:
-        """All backward ops of the nodes that this op made; not what is computed again in them."""
+        """All backward ops of the nodes that this op made, without recomputed forward ops."""
         for node in self.backward_of.get(i, ()):
             yield from (j for j in self.inside(node) if self.ops[j].phase == "backward")
 
@@ -187,7 +187,7 @@ class Evidence:
     def cheapest_call_us(self) -> float:
         """The least that one call of a fused block costs: as measured on the profile's CPU.
 
-        No less than the Python of whichever module takes least; on a device that alone is known.
+        At least the Python time of the module that takes least; on a device only that is known.
         """
         called = [m for m in self.profile.modules if m.calls and m.python_us > 0]
         least_us = min((m.python_us / m.calls for m in called), default=0.0)
@@ -198,7 +198,7 @@ class Evidence:
 
     @property
     def around_us(self) -> float:
-        """What the step does around the call of the model, which no change of the model spares."""
+        """What the step does around the call of the model; no change of the model can save it."""
         timing = self.profile.timing
         return timing.around_us if timing is not None else 0.0
 
@@ -216,8 +216,8 @@ class Evidence:
     def recorded_us(self, claims: Claims) -> float:
         """What claims come to in recorded time.
 
-        No module gives more than it spends outside ops; what it spends before single ops is part of
-        what it spends in all.
+        A module cannot give more than it spends outside ops. What it spends before single ops is
+        part of that.
         """
         total_us = 0.0
         whole: dict[tuple[int, str], float] = {}
@@ -246,13 +246,13 @@ class Evidence:
     def scale(self) -> float:
         """From recorded time to time on the clock.
 
-        What one thread recorded is one step, so that claims are shares of it even if recorded and
-        timed steps differ. A trace has no other clock. Threads that run side by side come to more
-        than the step, but what one of them saves is saved in full.
+        With one thread, claims are shares of the recorded step, so they are scaled to the timed
+        step if the two differ. A trace has no other clock. Parallel threads add up to more than the
+        step, but what one of them saves is saved in full.
         """
         if self.profile.timing is None or self.on_device or len({o.thread for o in self.ops}) > 1:
             return 1.0
-        # Times that the correction made negative give nothing, and are claimed by nobody.
+        # Nothing can be claimed of times that the correction made negative.
         ops_us = sum(max(0.0, measured(about.split).total_us) for about in self.account.ops)
         recorded_us = ops_us + sum(self.host_of_module)
         return self.step_us / recorded_us if recorded_us > 0 else 1.0
@@ -275,7 +275,7 @@ class Evidence:
         return common[0] if common else 0
 
     def patterns(self, modules: Iterable[int]) -> tuple[str, ...]:
-        """Paths, those that differ in numbers alone under one name, in the model's order."""
+        """Paths in the model's order; those that differ only in numbers become one pattern."""
         ordered = sorted(set(modules))
         return tuple(grouped_paths([self.path(module) for module in ordered]))
 

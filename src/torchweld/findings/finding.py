@@ -2,8 +2,8 @@
 
 Rules make `Draft`s: a finding together with its claims. A claim names microseconds that the account
 of a profile gives to one part of one op, or to what one module does outside ops: "the launch time
-of op 17". Claims on the same part are claims on the same microseconds, which is what lets several
-findings be added up without counting any of them twice (`Case.settled_us`).
+of op 17". Claims on the same part are claims on the same microseconds. So several findings can be
+added up without counting any microsecond twice (`Evidence.settled_us`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from torchweld.core.figures import duration, share
 
-# Beyond this a bound says no more than "nearly all of the step", and it stays finite.
+# A larger bound would only say "nearly all of the step"; this keeps it finite.
 MOST_BOUND = 1000.0
 
 
@@ -37,8 +37,8 @@ class Finding:
     """One waste, wherever in the model it is.
 
     `saved_us` is an upper bound: no more than this goes away from the step if the action works as
-    well as the machine's peaks allow. `bound` is the same as a speed-up of the step. Of a trace
-    with several steps it is their mean; the evidence is about all of them. Findings overlap:
+    well as the machine's peaks allow. `bound` is the same as a speed-up of the step. For a
+    trace with several steps it is their mean; the evidence is about all of them. Findings overlap:
     `combined_bound` adds them up.
     """
 
@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a rule found. `always` keeps it where it costs next to nothing a step."""
+    """What a rule found. `always` keeps it even if it costs next to nothing per step."""
 
     rule: str
     title: str
@@ -103,7 +103,7 @@ def bound_of(saved_us: float, step_us: float) -> float:
 
 
 def union(claims: Iterable[Claims]) -> dict[Slice, float]:
-    """Every microsecond that anyone claims, once: of two claims on one slice, the larger."""
+    """Every claimed microsecond once: of two claims on one slice, the larger."""
     found: dict[Slice, float] = {}
     for each in claims:
         for slice_, us in each.items():

@@ -1,4 +1,4 @@
-"""Finds what could run as one op: runs of element-wise ops, and blocks of Linears around them.
+"""Finds ops that could run as one: runs of element-wise ops, and blocks of Linears around them.
 
 In: an `Evidence`. Out: `PointwiseRun`s and `FusibleBlock`s, structure only; `weld_bounds.py` says
 what they would save.
@@ -14,7 +14,7 @@ from torchweld.findings.evidence import Evidence
 from torchweld.findings.product_shapes import Factors, factors_of
 from torchweld.profiles.accounting.op_calls import OpCall, broadcast
 
-# Element by element: the mask of a dropout is made so too.
+# Element by element; so is the mask of a dropout.
 _ELEMENTWISE = ("pointwise", "random")
 
 
@@ -66,15 +66,15 @@ def runs_of(case: Evidence) -> list[PointwiseRun]:
     """All runs, those of a single op too.
 
     Two ops are in one run if one reads what the other wrote, over the same elements, in the same
-    phase, and nothing but element-wise ops lies between them on any way from one to the other: what
-    has to wait for a product in the middle cannot be one op.
+    phase, and only element-wise ops lie on any path between them: what has to wait for a product
+    in the middle cannot be one op.
     """
     flow, sets = case.flow, _Sets()
-    # How many ops that are not element-wise lie before, on the longest way; equal numbers of two
-    # joined ops mean that no such op lies between them.
+    # How many ops that are not element-wise come before, on the longest path. If two joined ops
+    # have equal numbers, no such op lies between them.
     stage: dict[int, int] = {}
     elements: dict[int, int] = {}
-    free: set[int] = set()  # random numbers, and what is made of them alone: can be made anywhere
+    free: set[int] = set()  # random numbers, and what is made only of them: can be made anywhere
     for i in flow.order:
         kind = case.about(i).kind
         before = [value.producer for value, _ in flow.reads[i] if value.producer >= 0]
@@ -94,7 +94,7 @@ def runs_of(case: Evidence) -> list[PointwiseRun]:
 
 
 def _is_used_here(case: Evidence, i: int, free: set[int]) -> bool:
-    """Whether what this op makes of random numbers goes into element-wise ops alone."""
+    """Whether only element-wise ops read what this op makes of random numbers."""
     return i in free and all(
         case.about(reader).kind in _ELEMENTWISE
         for value, _ in case.flow.writes[i]
@@ -122,11 +122,11 @@ def input_of(case: Evidence, i: int, factors: Factors) -> Value | None:
 def blocks_of(
     case: Evidence, runs: Iterable[PointwiseRun], linears: dict[int, Factors]
 ) -> list[FusibleBlock]:
-    """Chains: every run that reads products, and whose result products alone read, joins them.
+    """Chains: a run joins products if it reads products and only products read its result.
 
-    A run that reads another full-size tensor (a residual) is none of a chain, nor is one that joins
-    two products of different inputs, or products of different numbers of rows (a reshape between
-    them mixes rows). A gate is two products of one input that meet in a run.
+    Not part of a chain are runs that read another full-size tensor (a residual), join two products
+    of different inputs, or join products of different numbers of rows (a reshape between them mixes
+    rows). A gate is two products of one input that meet in a run.
     """
     sets = _Sets()
     gates: set[int] = set()
@@ -155,7 +155,7 @@ def blocks_of(
 def _ends(
     case: Evidence, run: PointwiseRun, linears: dict[int, Factors]
 ) -> tuple[list[int], list[int]] | None:
-    """The products before and after a run of a chain; None if it is not between products."""
+    """The products before and after a run; None if it does not lie between products."""
     members = set(run.ops)
     sources: set[int] = set()
     targets: set[int] = set()
@@ -186,7 +186,7 @@ def _ends(
 
 
 def _is_small(shape: tuple[int, ...], whole: int) -> bool:
-    """A number or a vector, such as a bias; with one row that is as large as the rest."""
+    """A number or a vector, such as a bias. With one row, a vector is as large as the rest."""
     count = 1
     for n in shape:
         count *= n

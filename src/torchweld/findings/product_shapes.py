@@ -1,6 +1,6 @@
 """The matrix products that a Linear is made of: x [M, K] times a weight, N columns out.
 
-In: an `Op`. Out: `Factors`, or None for what is no such product (a batched one, an unknown layout).
+In: an `Op`. Out: `Factors`, or None for any other op (a batched product, an unknown layout).
 """
 
 from __future__ import annotations

@@ -10,21 +10,21 @@ from torchweld.findings.finding import Draft, Slice
 from torchweld.profiles.accounting.device_account import covered
 from torchweld.profiles.profile import Kernel
 
-# Gaps of a microsecond or two between kernels are always there; a tenth of the time is not that.
+# Gaps of 1 to 2 µs between kernels are normal; a tenth of the time is not.
 IDLE_SHARE = 0.10
-# Why nothing ran -> the part of an op's time that the account puts such a gap under.
+# Why nothing ran -> the part of an op's time to which the account adds such a gap.
 _WAITING = {"host wait": "launch_us", "synchronisation": "host_us"}
 _WITH_HOST = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
-# Copies within one device are DtoD; those from one to another have names of their own.
+# Copies within one device are DtoD; those between devices have other names.
 _WITH_PEER = ("PtoP", "PeerToPeer")
 
 
 def device_idle(case: Evidence) -> list[Draft]:
     """Nothing runs on the device because the host has not launched the next kernel yet.
 
-    Reads the gaps of the device's timeline that end with a launch which came too late, or came
-    after the host had waited for the device. The bound takes all of these gaps away: the kernels,
-    and the short gaps between kernels that were launched in time, stay.
+    Reads the gaps of the device's timeline that end with a launch that came too late, or after the
+    host had waited for the device. The bound removes all of these gaps. The kernels stay, and so do
+    the short gaps between kernels that were launched in time.
     """
     device = case.profile.device
     if device is None:
@@ -71,8 +71,8 @@ def device_idle(case: Evidence) -> list[Draft]:
 def device_copies(case: Evidence) -> list[Draft]:
     """Copies from host to device and back, and from one device to another.
 
-    Reads the device's copy kernels by name, and the gaps before them. The bound takes away what of
-    them nothing else on the device hides: a copy that runs beside a kernel costs the step nothing.
+    Reads the device's copy kernels by name, and the gaps before them. The bound removes the part in
+    which nothing else runs on the device: a copy that runs beside a kernel costs the step nothing.
     """
     device = case.profile.device
     if device is None:
@@ -127,7 +127,7 @@ def device_copies(case: Evidence) -> list[Draft]:
 
 
 def _slice(op: int, part: str) -> Slice:
-    """What no op launched is the root's."""
+    """What no op launched belongs to the root."""
     return Slice("op", op, part) if op >= 0 else Slice("module", 0, part)
 
 
@@ -140,7 +140,7 @@ def _goes_between(name: str) -> bool:
 
 
 def _ends(copies: list[Kernel]) -> str:
-    """Between what they copy, in words."""
+    """What they copy between, in words."""
     peers = [any(way in kernel.name for way in _WITH_PEER) for kernel in copies]
     if not any(peers):
         return "host and device"

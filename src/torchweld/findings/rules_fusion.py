@@ -1,7 +1,7 @@
 """Rules about ops that could be one: chains of element-wise ops, MLP blocks, shared inputs.
 
-All three claim what `welding.py` finds: the time that the ops take above the least that one op in
-their place could take, by the machine's peaks. Without peaks they find nothing.
+All three claim what `weld_bounds.py` finds: the time that the ops take above the least that one op
+in their place could take, by the machine's peaks. Without peaks they find nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torchweld.findings.product_shapes import Factors
 from torchweld.findings.rules_products import FEW_ROWS
 from torchweld.findings.weld_bounds import Welds, price_of_byte, weld
 
-# Places named in the evidence of one finding; the rest is counted.
+# Places named in the evidence of one finding; the rest are counted.
 PLACES_NAMED = 4
-# With many rows a product is as fast alone as beside others. Then merging is worth naming only if
-# what it spares for sure (starts, reading x again) is this much of the products' time.
+# With many rows a product alone is as fast as a merged one. Then merging is reported only if what
+# it certainly saves (starts, reading x again) is this share of the products' time.
 SHARED_SHARE = 0.02
 
 
 def pointwise_chains(case: Evidence) -> list[Draft]:
-    """Two and more element-wise ops in a row, each of which reads what the one before wrote.
+    """Two or more element-wise ops in a row, each of which reads what the one before wrote.
 
     Reads the data flow. A result that anything else reads (a product, a residual further on) is
     counted as written, and an input as read once, so what has to move is not claimed. The backward
@@ -50,7 +50,7 @@ def pointwise_chains(case: Evidence) -> list[Draft]:
     phases = Counter(case.ops[run.ops[0]].phase for run in runs)
     evidence = [
         _comparison(case, welds, "one op for each chain"),
-        f"{size(_spared_bytes(case, welds))} a step move between them and nowhere else",
+        f"{size(_spared_bytes(case, welds))} per step move between them and nowhere else",
         *_places(case, [(run.ops, _names(case, run)) for run in runs], welds),
     ]
     if phases["backward"]:
@@ -92,7 +92,7 @@ def mlp_blocks(case: Evidence) -> list[Draft]:
     described = [(block.ops, _describe(case, block, linears)) for block in blocks]
     evidence = (
         _comparison(case, welds, "one op for each block"),
-        f"{size(_spared_bytes(case, welds))} a step are written and read back between the ops of "
+        f"{size(_spared_bytes(case, welds))} per step are written and read back between the ops of "
         "a block",
         *_places(case, described, welds),
         *_inferred(case),
@@ -118,8 +118,8 @@ def mlp_blocks(case: Evidence) -> list[Draft]:
 def shared_inputs(case: Evidence) -> list[Draft]:
     """Linears that read the same x, one directly after the other: q, k, v; gate, up.
 
-    Reads which value a product has as its x; where a trace does not name memory that cannot be
-    known, and nothing is found. Two count together only if no other product runs between them. The
+    Reads which value a product has as its x. If a trace does not name memory, that is unknown and
+    nothing is found. Two count together only if no other product runs between them. The
     bound is one product of them all: its arithmetic at the peak, or x, all weights and all results
     moved once, and one start.
     """
@@ -179,7 +179,7 @@ def _neighbours(case: Evidence, linears: dict[int, Factors]) -> list[list[int]]:
 
 
 def _is_worth_sharing(case: Evidence, group: Sequence[int], linears: dict[int, Factors]) -> bool:
-    """Starting one op instead of all, and reading x once, is a noticeable part of their time."""
+    """Whether one start instead of several, and reading x once, saves a noticeable part."""
     alone = weld(case, [group])
     starts_us = sum(
         us for slice_, us in alone.claims.items() if slice_.part in ("launch_us", "host_us")
@@ -192,7 +192,7 @@ def _is_worth_sharing(case: Evidence, group: Sequence[int], linears: dict[int, F
 
 
 def _spared_bytes(case: Evidence, welds: Welds) -> float:
-    """A step: a trace may hold several."""
+    """Per step: a trace may hold several."""
     return welds.spared_bytes / case.profile.accounted_steps
 
 

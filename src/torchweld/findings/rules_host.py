@@ -10,17 +10,17 @@ from collections import Counter
 from torchweld.core.figures import counted, duration, figure, share, size
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Slice
-from torchweld.profiles.attributing.compiled_regions import LOOKUP
+from torchweld.profiles.attributing.compilation_watch import LOOKUP
 from torchweld.profiles.profile import Compilation, Tensor
 
-# More than half of a step is what bounds it.
+# Overhead bounds a step if it is more than half of it.
 OVERHEAD_SHARE = 0.5
-# Every Linear has a few views of its own; a storm is views that the model itself asks for, many and
-# at a noticeable share of the step.
+# Every Linear makes a few views. A storm is many views that the model itself asks for, at a
+# noticeable share of the step.
 STORM_CALLS = 30
 STORM_SHARE = 0.05
-# A first step is always slower. It is cold if it takes several times as long, and so long that the
-# first request notices.
+# A first step is always slower. It is reported if it takes several times as long, and long enough
+# for the first request to notice.
 COLD_RATIO = 5.0
 COLD_US = 100_000.0
 PLACES_NAMED = 3
@@ -30,8 +30,8 @@ def overhead_bound(case: Evidence) -> list[Draft]:
     """A step on a CPU that spends most of its time on everything but work.
 
     Reads the account's launch and host time: Python, dispatcher, autograd, views. The bound leaves
-    the work as it is and takes all of that away, which nothing can do better. On a device the same
-    shows as idle time, which has a rule of its own.
+    the work as it is and removes all of that; nothing can do better. On a device the same
+    shows as idle time, which has its own rule.
     """
     step = case.step
     if case.on_device:
@@ -84,8 +84,8 @@ def overhead_bound(case: Evidence) -> list[Draft]:
 def metadata_storm(case: Evidence) -> list[Draft]:
     """Views and other ops that launch nothing, called by the model itself again and again.
 
-    Reads ops of kind metadata that run in no other op; the views inside aten::linear are none. The
-    bound takes them, the Python just before each and the backward nodes they made away, and nothing
+    Reads ops of kind metadata that run in no other op, so not the views inside aten::linear. The
+    bound removes them, the Python just before each and the backward nodes they made, and nothing
     else.
     """
     storm = [i for i in case.outermost if case.about(i).kind == "metadata" and case.is_forward(i)]
@@ -161,7 +161,7 @@ def recompilation(case: Evidence) -> list[Draft]:
 
     Reads torch's own count. Time is claimed only as far as the recorded steps show it: what
     compiled modules and Dynamo's own ranges spend outside ops that do work. If the recompilation
-    fell outside the recorded steps that is next to nothing, and the finding stands all the same.
+    fell outside the recorded steps, that is next to nothing; the finding is reported nevertheless.
     """
     compilation = case.profile.compilation
     if compilation is None or not compilation.recompiled:
@@ -191,7 +191,7 @@ def recompilation(case: Evidence) -> list[Draft]:
 def guard_cost(case: Evidence) -> list[Draft]:
     """Looking for the compiled code whose guards hold.
 
-    Reads the ranges that torch opens around it. The bound takes all of them away.
+    Reads the ranges that torch opens around it. The bound removes all of them.
     """
     compilation = case.profile.compilation
     if compilation is None or compilation.guard_us <= 0:
@@ -215,8 +215,8 @@ def guard_cost(case: Evidence) -> list[Draft]:
 
 def _guards(compilation: Compilation) -> str:
     return (
-        f"{duration(compilation.guard_us)} for {counted(compilation.regions, 'compiled region')} a "
-        f"step, {counted(compilation.graph_breaks, 'graph break')}"
+        f"{duration(compilation.guard_us)} for {counted(compilation.regions, 'compiled region')} "
+        f"per step, {counted(compilation.graph_breaks, 'graph break')}"
     )
 
 
@@ -240,9 +240,9 @@ def layout_copies(case: Evidence) -> list[Draft]:
     """Copies made only because a tensor was not contiguous.
 
     Reads ops of kind copy that do work: the source is laid out otherwise than the contiguous
-    target, and both have the same shape and type. Spreading a bias over rows (stride 0), casts, and
-    writing into a slice are none. The bound takes the copies and all that belongs to them away
-    (the op around, Python just before it, backward nodes) and leaves every other op as it is.
+    target, and both have the same shape and type. Not counted are spreading a bias over rows
+    (stride 0), casts, and writing into a slice. The bound removes the copies and what belongs to
+    them (the op around, Python just before it, backward nodes) and leaves every other op as it is.
     """
     copies: list[int] = []
     claims: dict[Slice, float] = {}
@@ -280,7 +280,7 @@ def layout_copies(case: Evidence) -> list[Draft]:
 
 
 def _without(case: Evidence, i: int) -> dict[Slice, float]:
-    """All that goes if an op is not called: what runs inside it, what led to it, its backward."""
+    """Claims on an op, what runs inside it, the Python before it, and its backward."""
     claims: dict[Slice, float] = {}
     for inner in case.inside(i):
         for j in (inner, *case.backward_ops(inner)):
@@ -292,7 +292,7 @@ def _without(case: Evidence, i: int) -> dict[Slice, float]:
 
 
 def _forced_copy(case: Evidence, i: int) -> Tensor | None:
-    """The source, if this op copies it for its layout alone."""
+    """The source, if this op copies it only because of its layout."""
     tensors = [tensor for tensor in case.ops[i].inputs if tensor is not None]
     name = case.ops[i].name
     if name == "aten::copy_" and len(tensors) >= 2:

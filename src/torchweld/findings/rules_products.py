@@ -30,9 +30,9 @@ SHAPES_NAMED = 5
 def few_rows(case: Evidence) -> list[Draft]:
     """Linears of at most 64 rows whose product takes twice its roofline or more.
 
-    Reads the products of the forward, those of one shape together; those whose time is mostly the
-    start of an op are left to the rule about overhead. The bound for each is its own roofline and
-    one start: the weight still has to be read and the arithmetic done.
+    Reads the products of the forward, grouped by shape. Those whose time is mostly the start of an
+    op are left to the rule about overhead. The bound for each is its own roofline and one start:
+    the weight still has to be read and the arithmetic done.
     """
     linears = linears_of(case)
     shapes: dict[str, list[int]] = {}
@@ -47,8 +47,8 @@ def few_rows(case: Evidence) -> list[Draft]:
         Draft(
             rule="few-rows",
             title=f"{counted(len(slow), 'Linear')} of few rows far below the roofline",
-            cause="The library's product is made for many rows, and neither keeps the memory nor "
-            "the arithmetic of this machine busy with few.",
+            cause="The library's product is made for many rows. With few it keeps neither the "
+            "memory nor the arithmetic of this machine busy.",
             action="Use kernels made for few rows (tw.FusedMLP, tw.mlp; a chain of one layer is a "
             "single Linear), or more rows at a time: batch requests.",
             evidence=(
@@ -129,7 +129,7 @@ def slow_half(case: Evidence) -> list[Draft]:
 
 
 def _above(case: Evidence, i: int, least_us: float) -> dict[Slice, float]:
-    """What the op's work takes above `least_us`, from the slowness down to the arithmetic."""
+    """Claims on what the op takes above `least_us`: slowness first, arithmetic last."""
     split = case.split(i)
     left_us = split.total_us - split.launch_us - least_us
     found = {}

@@ -1,6 +1,6 @@
 """What ops take now, and the least that one op in place of several could take.
 
-In: sets of ops that do work, each to be done by one op. Out: `Welds`, with the claims of the
+In: sets of ops that do work, each of which one op could replace. Out: `Welds`, with claims on the
 difference.
 
 Why the difference is an upper bound on the gain: one op in place of a set has to
@@ -8,16 +8,16 @@ Why the difference is an upper bound on the gain: one op in place of a set has t
 - do the same arithmetic, no faster than the machine's measured peak;
 - read what it is given and write what others need of its results, each once, no faster than memory
   was measured to be read. What passes between the ops need not move; what other ops read, what the
-  step leaves behind, weights and inputs must. The price of a byte is the one that the account has
-  for the op that moves it now;
-- be started once, forward and backward, and be called from Python, if a module did its work: as
-  long as the cheapest call of any module in the profile, or of a fused block that computes next to
-  nothing, where the profile says how long that takes on its machine.
+  step leaves behind, weights and inputs must. A byte costs what the account says for the op that
+  moves it now;
+- be started once, forward and backward, and be called from Python if a module did the work. That
+  takes as long as the cheapest call of any module in the profile, or as the cheapest call of a
+  fused block, if the profile says how long that takes on its machine.
 
 It can do arithmetic while it waits for memory, so the larger of the first two counts. What a step
-does around the call of the model stays, though the profile has it as the model's Python. Everything
-else that the ops and what belongs to them (views, allocations, autograd nodes, Python of modules
-that do nothing besides) take now is claimed, whether or not a kernel exists that is so good.
+does around the call of the model stays, though the profile shows it as the model's Python. All
+other time of the ops and of what belongs to them (views, allocations, autograd nodes, Python of
+modules that do nothing else) is claimed, whether or not such a good kernel exists.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Claims, Slice
 
 _WASTED = ("launch_us", "host_us", "round_trip_us", "traffic_us", "slow_us", "unexplained_us")
-# What has to move is kept back from these, in this order.
+# Time for what has to move is taken off these claims, in this order.
 _MOVING = ("traffic_us", "round_trip_us")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weld:
-    """Of one set of ops that one op could replace. Times without Python, as recorded."""
+    """One set of ops that one op could replace. Times without Python, as recorded."""
 
-    members: frozenset[int]  # all ops that would go, those that do no work too
+    members: frozenset[int]  # all ops that would disappear, also those that do no work
     now_us: float
     least_us: float
     spared_bytes: int
@@ -48,7 +48,7 @@ class Weld:
 
 @dataclass(frozen=True, kw_only=True)
 class Welds:
-    """Of all sets together. Times with the Python that would go."""
+    """All sets together. Times with the Python that would disappear."""
 
     each: tuple[Weld, ...]
     claims: Claims
@@ -69,9 +69,9 @@ class Welds:
 
 
 def weld(case: Evidence, sets: Sequence[Iterable[int]], with_backward: bool = False) -> Welds:
-    """One op in place of each of `sets`; with its backward, one for that too.
+    """One op in place of each of `sets`; `with_backward`, another one for its backward.
 
-    The sets share no op, but a set of backward ops may have some that are also another's backward.
+    The sets share no op, but a set of backward ops may overlap with the backward of another set.
     """
     groups = [_with_what_belongs(case, set(chosen)) for chosen in sets]
     whole = _whole_modules(case, groups)
@@ -117,8 +117,8 @@ def _one(case: Evidence, members: set[int], claims: dict[Slice, float]) -> Weld:
 def needed_bytes(case: Evidence, works: Collection[int]) -> dict[int, int]:
     """Op -> bytes that it has to move even if all of `works` were one op.
 
-    A value from outside is read once, by the first that reads it; one of their own is written if
-    anything outside reads it, or if it is left over when the step ends.
+    A value from outside is read once, by the first op that reads it. A value of their own is
+    written if anything outside reads it, or if it is left when the step ends.
     """
     flow, members = case.flow, set(works)
     seen: set[int] = set()  # identities of values; the flow keeps them alive
@@ -135,7 +135,7 @@ def needed_bytes(case: Evidence, works: Collection[int]) -> dict[int, int]:
 
 
 def price_of_byte(case: Evidence, i: int) -> float:
-    """µs, as the account has it for this op; 0 where its traffic hides behind its arithmetic."""
+    """µs, by the account of this op; 0 if its traffic hides behind its arithmetic."""
     about = case.about(i)
     moved = about.read_bytes + about.written_bytes
     excess_us = case.split(i).traffic_us + case.split(i).round_trip_us
@@ -146,7 +146,7 @@ def price_of_byte(case: Evidence, i: int) -> float:
 
 
 def _with_what_belongs(case: Evidence, chosen: set[int]) -> set[int]:
-    """With what runs inside one of them, and what has nothing but them inside."""
+    """With what runs inside them, and with ops around them that contain no other work."""
     members = {inner for i in chosen for inner in case.inside(i)}
     counts: dict[int, int] = {}
     for i in [i for i in members if case.works[i] is not None]:
@@ -159,7 +159,7 @@ def _with_what_belongs(case: Evidence, chosen: set[int]) -> set[int]:
 
 
 def _whole_modules(case: Evidence, groups: Sequence[set[int]]) -> set[int]:
-    """Modules whose forward does no work but that of the sets, in any call, children included."""
+    """Modules whose forward does only work of the sets, in any call, children included."""
     members = {i for group in groups for i in group}
     candidates = {
         outer
@@ -174,9 +174,9 @@ def _whole_modules(case: Evidence, groups: Sequence[set[int]]) -> set[int]:
 
 
 def _add_idle_ops(case: Evidence, groups: Sequence[set[int]], whole: set[int]) -> None:
-    """Views, allocations and the like of modules that do nothing besides go too.
+    """Adds views, allocations and the like of modules that do nothing else.
 
-    They are added to the set that began last before them.
+    Each goes to the set that began last before it.
     """
     taken = {i for group in groups for i in group}
     ordered = sorted(range(len(groups)), key=lambda number: min(groups[number]))
@@ -193,9 +193,9 @@ def _python(
 ) -> dict[Slice, float]:
     """Claims on what modules do outside ops.
 
-    All of it in modules that do nothing besides (the backward engine's part only with the
-    backward), but for one call a set: something is called in their place. In others, what was
-    recorded between two ops of a set.
+    In modules that do nothing else: all of it (the backward engine's part only with the backward),
+    except for one call per set, since something is called in their place. In other modules: what
+    was recorded between two ops of a set.
     """
     if case.on_device:
         return {}
@@ -218,7 +218,7 @@ def _python(
 
 
 def _outermost_module(case: Evidence, members: set[int], whole: set[int]) -> int | None:
-    """One of the modules that do nothing besides and stand in no other such one."""
+    """A module that does nothing else and stands in no other such module."""
     for i in sorted(members):
         found = [m for m in case.modules_around(case.ops[i].module) if m in whole]
         if found:
@@ -230,7 +230,7 @@ def _outermost_module(case: Evidence, members: set[int], whole: set[int]) -> int
 
 
 def _keep_one_start(case: Evidence, members: set[int], claims: dict[Slice, float]) -> float:
-    """Gives up the claim on one start, forward and backward; µs that stay so."""
+    """Gives up the claim on one start, forward and backward; gives the µs that stay."""
     kept_us = 0.0
     for forward in (True, False):
         starts = [

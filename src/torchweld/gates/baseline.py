@@ -7,13 +7,10 @@ baselines of several models.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.files import parse_json
 from torchweld.core.names import known
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.gates.counters import Counters
@@ -21,11 +18,9 @@ from torchweld.gates.gate_timing import KeptTime
 from torchweld.history import Fingerprint, History, Run, of_comparison
 from torchweld.history.runs import Damaged
 from torchweld.history.samples import to_comparison
-from torchweld.plans.plan import FORM as PLAN_FORM
 from torchweld.plans.plan import Plan
 from torchweld.timing import Comparison
 
-FIRST_FORMAT = 1
 PLAN, COUNTERS, TIME = "plan", "counters", "time of "
 
 
@@ -49,7 +44,7 @@ def save_baseline(
 ) -> None:
     """It counts once it is complete: an interrupted one leaves the one before in force."""
     run = history.begin(name, "gate", what, settings)
-    run.add(PLAN, parse_json(PLAN_FORM.text(baseline.plan)))
+    run.add(PLAN, to_plain(baseline.plan))
     run.add(COUNTERS, to_plain(baseline.counters))
     for kept in baseline.times:
         for number, one in enumerate(kept.comparisons, start=1):
@@ -104,16 +99,11 @@ def _read(run: Run) -> Baseline:
         for problem in one.problems():
             raise RecordError(f"the time of {one.workload} {problem}")
     return Baseline(
-        plan=_plan(plan.data),
+        # The first histories kept plans without their mark.
+        plan=Plan.from_dict({**Plan.FORMAT.mark(1), **plan.data}),
         counters=from_plain(Counters, counters.data, "counters"),
         times=kept,
         fingerprint=run.fingerprint,
         created=run.created,
         settings=dict(run.settings),
     )
-
-
-def _plan(data: Mapping[str, Any]) -> Plan:
-    """As a file of its own has it, so that plans of earlier formats are brought up to date."""
-    # The first histories kept plans without their format.
-    return PLAN_FORM.parse(json.dumps({PLAN_FORM.mark: FIRST_FORMAT, **data}))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-from torchweld.core.records import from_plain
 from torchweld.core.untold import untold
 from torchweld.gates.subject import Subject
 from torchweld.numerics.model_check import step_of
@@ -34,7 +32,7 @@ class Contending:
         os.chdir(folder)
         sys.path.insert(0, folder)  # for good: a model may import when it is first called
         self.subject = Subject.load(target, inputs, training)
-        found = fit_plan(self.subject.model, from_plain(Plan, json.loads(plan), "plan"))
+        found = fit_plan(self.subject.model, Plan.from_json(plan))
         with untold():
             weld(self.subject.model, found.decisions)
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from torchweld.core.errors import NotMeasuredError
-from torchweld.core.records import Count
+from torchweld.core.record_fields import Count
 from torchweld.core.untold import untold
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.attributing.attribution import attribute

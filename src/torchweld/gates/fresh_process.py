@@ -9,7 +9,6 @@ looks slower in one has to look so in another.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ import torch
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.files import read_json
 from torchweld.core.model_state import put_back
-from torchweld.core.records import from_plain, to_plain
+from torchweld.core.records import from_plain, json_text
 from torchweld.gates.gate_timing import measure_welded
 from torchweld.gates.subject import Clock, Subject
 from torchweld.plans.plan import Plan
@@ -68,7 +67,7 @@ def ask(request: Request) -> Comparison:
     """What `answer` gives in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
-        asked.write_text(json.dumps(to_plain(request), allow_nan=False))
+        asked.write_text(json_text(request))
         done = subprocess.run(
             [sys.executable, "-m", "torchweld.gates.fresh_process", str(asked), str(answered)],
             # What lies in the current folder is not to be imported in place of a library.
@@ -80,7 +79,7 @@ def ask(request: Request) -> Comparison:
             errors="replace",
         )
         if done.returncode == 0 and answered.exists():
-            return Comparison.from_dict(read_json(answered, "comparison"))
+            return Comparison.load(answered)
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()][-LOG_LINES:]
     raise NotMeasuredError(
         f"{request.target} could not be timed in a process of its own, which ended with "
@@ -114,7 +113,7 @@ def main(arguments: Sequence[str]) -> None:
     asked, answered = map(Path, arguments)
     request = from_plain(Request, read_json(asked, "request"), "request")
     torch.set_num_threads(request.threads)
-    answered.write_text(answer(request).to_json())
+    answer(request).save(answered)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import Fit, fit_plan
-from torchweld.plans.plan_options import seconds_for
+from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.planner import plan as make_plan
 from torchweld.welds.swapping.faces import Face, both_faces
 
@@ -62,12 +62,15 @@ def accept(
     with put_back(model, training), both_faces(model, fit.decisions) as faces:
         progress("counting", 0.75)
         counters = count_step(model, subject.workloads, training)
+        tuning = PlanOptions(quick=effort.quick, budget_s=effort.budget_s)
         refuse_empty(
             held_by(made, counters),
             made,
             counters,
             empty=effort.empty,
-            remedies=effort.remedies(seconds_for(effort.budget_s, effort.quick)),
+            remedies=effort.remedies(
+                PlanOptions(quick=effort.quick, budget_s=effort.budget_s).seconds
+            ),
         )
         times: list[KeptTime] = []
         if clock is not None and fit.decisions:

@@ -7,7 +7,6 @@ the other is stopped meanwhile.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import torch
 
 from torchweld.bench.worker_processes import Stage, WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.records import to_plain
 from torchweld.gates.advice import COUNTERS_ALONE
 from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
@@ -60,7 +58,7 @@ def rivalry(
             raise NotMeasuredError(
                 f"a process to time in did not start: {reason}; what would help: {COUNTERS_ALONE}"
             )
-        text = json.dumps(to_plain(plan), allow_nan=False)
+        text = plan.to_json()
         for name, one in ((THIS, here), (OTHER, other)):
             _ask(stage, one, name, "load", str(one.folder), one.target, inputs, training, text)
 

@@ -1,4 +1,4 @@
-"""Where the history lies, and which commit is checked out. Read from files: git is not needed."""
+"""Where the history is, and which commit is checked out. Read from files: git is not needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Two kept runs side by side: cells of the same name, figure by figure. Data in, data out.
 
-A ratio is above 1 where the second run is the better one. The two were measured at different times,
-so a ratio has no interval, and where their fingerprints differ there is none at all.
+A ratio is above 1 if the second run is better. The two were measured at different times, so a ratio
+has no interval; if their fingerprints differ, there is no ratio.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def figures_of(cell: RunCell) -> list[Figure]:
     """What a cell has to compare: medians of its series, and times and speed-ups in its data."""
     found: dict[str, Figure] = {}
     for figure in (*_of_samples(cell), *_of_data(cell.data)):
-        # A series says the same as the figure that was made of it, and is the better witness.
+        # A series and the figure made from it say the same; the series is more reliable.
         found.setdefault(figure.label, figure)
-    # Too few samples for a figure are still samples.
+    # There are samples even where they were too few for a figure.
     unknown = {_label(name) for name, _ in _unmeasured(cell.data)}
     return [
         figure
@@ -114,7 +114,7 @@ class CellsCompared:
 
 @dataclass(frozen=True, kw_only=True)
 class RunsCompared:
-    """`differences` are those of the fingerprints; with other keys nothing is `comparable`."""
+    """`differences` are those of the fingerprints; nothing is `comparable` if the keys differ."""
 
     a: Run
     b: Run

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from torchweld.core.records import Bounds, Count, Length, Measured, Word
+from torchweld.core.record_fields import Bounds, Count, Length, Measured, Word
 from torchweld.history.places import commit_of
 from torchweld.machine.fingerprint import Fingerprint, taken_here
 
@@ -36,7 +36,7 @@ class RunCell:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """What stands in the row of a run."""
+    """The row of a run in the database."""
 
     id: Count
     name: Annotated[str, Length(1, 100)]
@@ -51,7 +51,7 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Damaged:
-    """A run whose row makes no sense; it keeps its place among those of its name."""
+    """A run whose row cannot be read; it keeps its place among the runs of its name."""
 
     id: int
     name: str

@@ -1,4 +1,4 @@
-"""What SQLite says, as errors that a user can act on."""
+"""SQLite's errors as errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from torchweld.core.errors import TorchweldError
 
 ELSEWHERE = "name another file with --history FILE or TORCHWELD_HISTORY"
-# What the message has -> what it means, and the remedy. Codes would tell more, but Python has them
-# from 3.11 on; the messages are part of SQLite's documentation.
+# Part of the message -> what it means, and the remedy. Codes would say more, but Python has them
+# only from 3.11 on. The messages are part of SQLite's documentation.
 MEANINGS = {
-    "not a database": f"it is no SQLite file; {ELSEWHERE}",
+    "not a database": f"it is not an SQLite file; {ELSEWHERE}",
     "malformed": f"it is damaged; move it away to begin a new one, or {ELSEWHERE}",
-    "locked": "another process holds it and did not let go; end that one, or try again later",
+    "locked": "another process holds a lock on it; end that process, or try again later",
     "readonly": f"it, or its folder, cannot be written; {ELSEWHERE}",
     "unable to open": f"it, or its folder, cannot be written or read; {ELSEWHERE}",
     "no such": f"its tables are not those of a history; {ELSEWHERE}",
     "full": f"the disk is full, and nothing of this was written; free some space, or {ELSEWHERE}",
-    "disk I/O": f"the disk does not read or write it; {ELSEWHERE}",
+    "disk I/O": f"the disk failed to read or write it; {ELSEWHERE}",
 }
 
 

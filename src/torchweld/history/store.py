@@ -19,20 +19,19 @@ from typing import Any, get_args
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import parse_json
 from torchweld.core.names import known
-from torchweld.core.records import from_plain, to_plain
+from torchweld.core.records import from_plain, json_text
 from torchweld.history.places import FOLDER, history_path
 from torchweld.history.runs import Damaged, Kind, Run, RunCell, RunRow, fingerprint_here
-from torchweld.history.samples import encoded, encoded_samples
 from torchweld.history.sqlite_problems import explained
 
 APPLICATION = int.from_bytes(b"twld", "big")
 VERSION = 1
-# How long a writer waits for another one, which holds the file for milliseconds.
+# How long a writer waits for another one, which locks the file for milliseconds.
 WAIT_S = 20.0
 
 TABLES = """
 CREATE TABLE run (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again: somebody may still write to it
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: another process may still write to it
     name TEXT NOT NULL,
     kind TEXT NOT NULL,
     what TEXT NOT NULL,
@@ -128,8 +127,8 @@ class History:
             kind,
             what,
             datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            encoded(to_plain(fingerprint_here()), "fingerprint"),
-            encoded(settings, "settings"),
+            json_text(fingerprint_here()),
+            json_text(settings, "settings"),
         )
         with self._writing() as connection:
             made = connection.execute(
@@ -149,7 +148,7 @@ class History:
         return [one for one in found if isinstance(one, Run)]
 
     def entries(self, name: str | None = None, kind: Kind | None = None) -> list[Run | Damaged]:
-        """The same, with those that are damaged among them."""
+        """The same, including damaged ones."""
         wanted = {"name": name, "kind": kind}
         given = {key: value for key, value in wanted.items() if value is not None}
         clause = " AND ".join(f"{key} = :{key}" for key in given)
@@ -214,7 +213,7 @@ class History:
         return tuple(found)
 
     def damaged(self, one: Damaged) -> TorchweldError:
-        """What to say of a run that makes no sense."""
+        """The error for a run that cannot be read."""
         return TorchweldError(
             f"run {one.id} of {one.name[:100]} in {self.path} is damaged: {one.problem}; "
             "torchweld history forget deletes all runs of a name"
@@ -224,7 +223,7 @@ class History:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it is on disk afterwards, or nothing."""
         with explained(self.path):
-            # At once, for who begins by reading and writes later can be refused in between.
+            # IMMEDIATE: a transaction that begins by reading can be refused when it writes.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -248,7 +247,8 @@ class RunWriter:
         samples: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """One thing that was measured; on disk when this returns. `samples.py` has the names."""
-        values = (self._number, cell, encoded(data, "data"), encoded_samples(samples or {}))
+        series = {name: list(map(float, values)) for name, values in (samples or {}).items()}
+        values = (self._number, cell, json_text(data, "data"), json_text(series, "samples"))
         with self._writing() as connection:
             connection.execute(
                 "INSERT INTO cell (run, number, cell, data, samples) VALUES (?1, (SELECT "
@@ -258,7 +258,7 @@ class RunWriter:
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Marks the run as complete."""
-        text = None if summary is None else encoded(summary, "summary")
+        text = None if summary is None else json_text(summary, "summary")
         with self._writing() as connection:
             connection.execute(
                 "UPDATE run SET finished = 1, summary = ? WHERE id = ?", (text, self._number)
@@ -278,7 +278,7 @@ class RunWriter:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Our own folder, in somebody's work tree: git need not show it.
+        # Our own folder in the user's work tree: git should ignore it.
         if folder.name == FOLDER and not (folder / ".gitignore").exists():
             with (folder / ".gitignore").open("x") as file:
                 file.write("*\n")
@@ -301,7 +301,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise sqlite3.DatabaseError(f"database disk image is malformed: {said}")
     if _is_empty(connection):
         connection.execute("BEGIN IMMEDIATE")
-        if _is_empty(connection):  # nobody else was faster
+        if _is_empty(connection):  # no other process was faster
             for statement in filter(None, TABLES.split(";\n")):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION}")

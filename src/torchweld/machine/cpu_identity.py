@@ -1,7 +1,7 @@
-"""Who the CPU is, by the operating system's word: text or files in, plain dataclasses out.
+"""What the operating system says about the CPU: text or files in, plain dataclasses out.
 
-Linux is read from /proc/cpuinfo and /sys, macOS from sysctl; elsewhere, and where a system keeps
-silent, the answer is None rather than a guess.
+Linux is read from /proc/cpuinfo and /sys, macOS from sysctl. Elsewhere, and for what a system does
+not say, the answer is None rather than a guess.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """Bytes of one core's data caches; None where the system does not tell."""
+    """Bytes of one core's data caches; None if the system does not say."""
 
     l1d_bytes: int | None = None
     l2_bytes: int | None = None

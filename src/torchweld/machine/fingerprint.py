@@ -1,6 +1,6 @@
 """Where something was measured: the machine and its set-up, in words and as a key.
 
-Times are comparable where `key` is the same; the words say what differs where it is not.
+Times are comparable if `key` is the same; if not, the words say what differs.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import hashlib
 import importlib.metadata
 from dataclasses import dataclass, field, fields
 
-from torchweld.core.records import Count, Word
+from torchweld.core.record_fields import Count, Word
 from torchweld.machine import hardware, kernel_build
 
-# Packages whose version changes what a run is about, where they are installed.
+# Packages whose version matters for a run, if they are installed.
 PACKAGES = ("onnxruntime", "openvino", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Where a run was measured, or a plan made. Times are comparable where `key` is the same."""
+    """Where a run was measured, or a plan made. Times are comparable if `key` is the same."""
 
     key: Word  # see `key_here`: CPU, instruction set, torch, threads, kernels
     cpu: Word
@@ -31,7 +31,7 @@ class Fingerprint:
     commit: Word | None = None  # checked out in the current folder
 
     def differences(self, other: Fingerprint) -> list[str]:
-        """What is not the same in words, the commit left out: that one is meant to differ."""
+        """What differs, in words. The commit is left out: it is meant to differ."""
         found = []
         for one in fields(self):
             a, b = getattr(self, one.name), getattr(other, one.name)
@@ -45,7 +45,7 @@ class Fingerprint:
         return found
 
     def since(self, here: Fingerprint) -> list[str]:
-        """What changed from there to here, of what the key is made of; a sentence for each."""
+        """What changed since then of what the key depends on, one sentence each."""
         found = []
         if self.cpu != here.cpu:
             found.append(f"made on {self.cpu}, this is {here.cpu}")
@@ -56,7 +56,7 @@ class Fingerprint:
         if self.threads != here.threads:
             word = "thread" if self.threads == 1 else "threads"
             found.append(f"made with {self.threads} {word}, {here.threads} here")
-        # Without compiled kernels there is no instruction set either, and that was said.
+        # Without compiled kernels there is no instruction set either, and the line above says so.
         if self.kernels != here.kernels and self.kernels and here.kernels:
             same = self.torchweld == here.torchweld
             why = "was rebuilt" if same else f"{self.torchweld}, this is {here.torchweld}"
@@ -90,7 +90,7 @@ def taken_here(commit: str | None = None) -> Fingerprint:
 
 
 def key_here() -> str:
-    """Twelve hex digits: the same as long as a figure measured here before still applies."""
+    """Twelve hex digits that stay the same as long as earlier figures still apply."""
     here = hardware.hardware()
     build = kernel_build.build_info()
     parts = (

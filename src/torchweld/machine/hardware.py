@@ -10,7 +10,7 @@ import torch
 
 from torchweld.machine.cpu_identity import Caches, identify
 
-# The flags that decide which kernels can run, or that a reader of a benchmark wants to know.
+# Flags that decide which kernels can run, or that readers of a benchmark want to know.
 FLAGS_OF_INTEREST = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
     *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),

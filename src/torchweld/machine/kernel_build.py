@@ -23,7 +23,7 @@ BUILD_INFO = PACKAGE / "_build_info.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildInfo:
-    """What the compiled part was made of, written by the build."""
+    """What the compiled part was built from; the build writes it."""
 
     torch: str
     isas: tuple[str, ...]
@@ -40,7 +40,7 @@ def _build_record() -> dict[str, Any]:
 
 
 def build_info() -> BuildInfo | None:
-    """What the compiled part was built with; None when there is none."""
+    """What the compiled part was built with; None if there is none."""
     record = _build_record()
     if not record.get("built"):
         return None
@@ -53,7 +53,7 @@ def build_info() -> BuildInfo | None:
 
 
 def rebuild_command() -> str:
-    """What to type to build the compiled part again, for the way torchweld was installed."""
+    """The command that builds the compiled part again, for this kind of install."""
     source = PACKAGE.parent.parent
     if (source / "setup.py").exists() and (source / "csrc").is_dir():
         return f"make -C {source} setup  (or: pip install --no-build-isolation -e {source})"
@@ -81,7 +81,7 @@ def build_problem() -> str | None:
 
 
 def compiled_part() -> ModuleType | None:
-    """`torchweld._C`, or None where `build_problem` says why not."""
+    """`torchweld._C`, or None if it cannot be used; `build_problem` says why."""
     if build_problem() is not None:
         return None
     try:
@@ -99,7 +99,7 @@ def isa_states() -> dict[str, tuple[bool, bool]]:
 
 
 def isa_in_use() -> str | None:
-    """The instruction set whose kernels run, TORCHWELD_ISA heeded; None without a compiled part."""
+    """The instruction set whose kernels run (see TORCHWELD_ISA); None without a compiled part."""
     compiled = compiled_part()
     if compiled is None:
         return None

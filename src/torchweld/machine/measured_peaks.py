@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import functools
-import json
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.files import cache_dir, parse_json, read_json, write_whole
-from torchweld.core.records import Amount, Count, from_plain
+from torchweld.core.files import cache_dir
+from torchweld.core.record_fields import Amount, Count
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.saved_records import SavedRecord
 from torchweld.machine import fingerprint, hardware, kernel_build
 from torchweld.machine.torch_probes import PRODUCT_SIZES, fma_gflops_by_torch, read_gbps_by_torch
 
 PROBED_DTYPES = ("float32", "float64", "bfloat16", "float16")
-# Instructions for 16-bit products that torchweld's own loops do not have: torch's products stand in
-# for a probe where the CPU has one of them.
+# Instructions for 16-bit products that torchweld's own loops do not use. If the CPU has one of
+# them, torch's products are measured too.
 UNPROBED = {
     "bfloat16": ("amx_bf16", "bf16"),
     "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
-# Inside L1, L2, the L3 of most, and memory.
+# In L1, in L2, in most L3s, and in memory.
 WORKING_SETS_BYTES = (32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 256 * 2**20)
 PROBE_SECONDS = 0.1
 TOLERATED_EXCESS = 1.03
@@ -35,7 +36,7 @@ class FmaPeak:
     """Multiply-adds, two operations each, by the fastest way that was tried.
 
     float32 and float64 by torchweld's own loop. 16-bit types are widened and computed in fp32 by
-    the same loop, and by the CPU's own instruction for them where it has one: the larger counts.
+    the same loop, and by the CPU's own instruction for them if it has one; the larger rate counts.
     """
 
     dtype: str
@@ -45,7 +46,7 @@ class FmaPeak:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPeak:
-    """Bytes read from a working set that all threads share out among themselves."""
+    """Bytes read from a working set that is divided among all threads."""
 
     working_set_bytes: Count
     threads: Count
@@ -54,7 +55,7 @@ class ReadPeak:
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """The most this machine was seen to do, in the best of many short rounds."""
+    """The highest rates that this machine reached, in the best of many short rounds."""
 
     fingerprint: str
     method: str
@@ -66,7 +67,7 @@ class Peaks:
         return next((p.gflops for p in self.fma if (p.dtype, p.threads) == (dtype, threads)), None)
 
     def read_gbps(self, working_set_bytes: int, threads: int) -> float | None:
-        """The rate at the smallest measured working set that is no smaller, else at the largest."""
+        """The rate at the next larger working set that was measured, else at the largest."""
         rows = sorted(
             (p for p in self.read if p.threads == threads), key=lambda p: p.working_set_bytes
         )
@@ -74,18 +75,28 @@ class Peaks:
             return None
         return next((p for p in rows if p.working_set_bytes >= working_set_bytes), rows[-1]).gbps
 
-    @staticmethod
-    def from_json(text: str) -> Peaks:
-        """The opposite of `json.dumps(asdict(peaks))`; a TorchweldError for anything else."""
-        return from_plain(Peaks, parse_json(text), "peaks")
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPeaks(SavedRecord):
+    """The file in the cache."""
+
+    FORMAT = RecordFormat(
+        what="peaks",
+        version=1,
+        unmarked=0,
+        upgrades={0: lambda fields: {"peaks": fields}},
+        remedy="measure them again with torchweld info --measure",
+    )
+
+    peaks: Peaks
 
 
 def peaks(measure: bool = False) -> Peaks | None:
     """The peaks measured on this machine as it is set up now; None if that was never done.
 
     `measure=True` measures now (about three seconds) and keeps the result for later calls. A cache
-    that cannot be read, or was measured on another set-up or in another way, counts as none. Raises
-    NotMeasuredError where the figures cannot be right.
+    that cannot be read, or was measured on another set-up or in another way, is ignored. Raises
+    NotMeasuredError if the figures cannot be right.
     """
     key, method = fingerprint.key_here(), _method()
     path = cache_dir() / f"peaks-{key}.json"
@@ -93,7 +104,7 @@ def peaks(measure: bool = False) -> Peaks | None:
         found = _measure_peaks(key, method)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(asdict(found), indent=2) + "\n")
+            KeptPeaks(peaks=found).save(path)
         except (OSError, TorchweldError) as error:
             warnings.warn(
                 f"the measured peaks are not kept for later: {error}; set XDG_CACHE_HOME to a "
@@ -103,16 +114,16 @@ def peaks(measure: bool = False) -> Peaks | None:
             )
         return found
     try:
-        kept = from_plain(Peaks, read_json(path, "record of peaks"))
+        kept = KeptPeaks.load(path).peaks
     except TorchweldError:
         return None
     return kept if (kept.fingerprint, kept.method) == (key, method) else None
 
 
 def read_gbps_now(working_set_bytes: int, threads: int) -> float | None:
-    """What can be read a second at this moment, which on a shared machine is not its best.
+    """GB/s that can be read right now, which on a shared machine is less than the peak.
 
-    By torchweld's own loop; without it the kept peak, None if there is none.
+    Measured by torchweld's own loop; without it the kept peak, None if there is none.
     """
     compiled = kernel_build.compiled_part()
     if compiled is None:
@@ -123,7 +134,7 @@ def read_gbps_now(working_set_bytes: int, threads: int) -> float | None:
 
 
 def holds(kept: Peaks, dtypes: Iterable[str] = ("float32",)) -> bool:
-    """Whether short probes stay below `kept`: peaks taken while the machine was busy do not."""
+    """Whether short probes stay below `kept`; they exceed peaks taken on a busy machine."""
     compiled = kernel_build.compiled_part()
     threads = torch.get_num_threads()
     if compiled is None:
@@ -156,7 +167,7 @@ def _only_torch_has_it(dtype: str) -> bool:
 
 
 def _fma_gflops(compiled: ModuleType, dtype: str, threads: int, seconds: float) -> float:
-    """The best of the ways there are to multiply and add `dtype`; see `FmaPeak`."""
+    """The best of all ways to multiply and add `dtype`; see `FmaPeak`."""
     best = float(compiled.probe_fma(dtype, threads, seconds))
     best = max(best, float(compiled.probe_native(dtype, threads, seconds)))
     if _only_torch_has_it(dtype):
@@ -199,7 +210,7 @@ def _measure_peaks(key: str, method: str) -> Peaks:
 
 
 def _rates_by_team(probe: Callable[[int], float], all_threads: int) -> dict[int, float]:
-    """Rates for one and for all threads. Disturbance only slows: a poor rate is taken again."""
+    """Rates of one and of all threads. Disturbance only slows, so a poor rate is measured again."""
     rates = {n: probe(n) for n in sorted({1, all_threads})}
     for _ in range(3):
         if rates[all_threads] < rates[1]:

@@ -1,7 +1,7 @@
-"""How fast torch itself multiplies and reads, the cost of a call included: the best of some calls.
+"""How fast torch itself multiplies and reads: the best of some calls, including the cost of a call.
 
-For machines without the compiled part, and for instructions that its probes do not have. Both set
-torch's number of threads and leave it set.
+For machines without the compiled part, and for instructions that its probes do not use. Both
+functions change torch's number of threads and leave it changed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Builtin:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, torch draws on the CPU from `seed`; afterwards it goes on as if nothing happened."""
+    """Inside, torch draws on the CPU from `seed`; afterwards its random state is as before."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would reseed the GPUs too, whose state is not kept here.
         torch.default_generator.manual_seed(seed)

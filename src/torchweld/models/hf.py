@@ -1,7 +1,7 @@
 """Models from transformers configurations: "gpt2", "llama?num_hidden_layers=2", or a folder.
 
-Comes in: what follows `hf:` in a target. Goes out: the model in eval mode, default inputs (None if
-the model takes something that has no obvious default), and notes on what was chosen. Weights are
+In: what follows `hf:` in a target. Out: the model in eval mode, default inputs (None if the model
+takes something that has no obvious default), and notes on what was chosen. Weights are
 random unless a folder has them. Nothing is downloaded, and no code from a folder is run.
 """
 
@@ -27,7 +27,7 @@ from torchweld.machine.hardware import hardware
 from torchweld.models import seeded
 
 DEFAULT_TOKENS = 128
-# Types whose default configuration is too large to be tried out; the rest keeps its default.
+# Types whose default configuration is too large to try; all others keep their default.
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {
         "hidden_size": 1024,
@@ -37,7 +37,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 16,
     },
 }
-# Of a type that is looked for inside words; shorter ones, such as opt, are in too many.
+# Least length of a type that is looked for inside words; shorter ones, such as opt, match too many.
 LEAST_PART = 4
 MOST_NAME = 200  # characters of a name that are looked at
 # Nothing is downloaded, and no code that lies in the folder is run or asked about.
@@ -162,7 +162,7 @@ def _type_config(transformers: Any, name: str, values: Mapping[str, Any], text: 
     with _told(f"'hf:{text}'"):
         default = transformers.AutoConfig.for_model(name)
     _check_keys(default, values, text)
-    # Made with the values rather than changed: sizes that follow from others are worked out once.
+    # Made with the values rather than changed later: derived sizes are computed only once.
     with _told(f"'hf:{text}'"):
         return transformers.AutoConfig.for_model(name, **values)
 
@@ -170,8 +170,8 @@ def _type_config(transformers: Any, name: str, values: Mapping[str, Any], text: 
 def type_inside(name: str, types: Sequence[str]) -> str | None:
     """The longest type that stands in the name of a checkpoint, as `bert` in bert-base-uncased.
 
-    Separators do not count: gpt-j-6b is of type gptj. Whole words come before parts of words, so
-    that gemma-2b is gemma, not gemma2; and what stands behind the owner's / before the owner.
+    Separators do not count: gpt-j-6b is of type gptj. Whole words win over parts of words, so that
+    gemma-2b is gemma, not gemma2; and what follows the owner's / wins over the owner.
     """
     owner, _, own = name.rpartition("/")
     for text in (own, owner):
@@ -232,7 +232,7 @@ def _class_for(transformers: Any, config: Any) -> Any:
 
 
 def _check_size(make: Any, config: Any, text: str) -> None:
-    """Refuses what would fill the machine's memory before it does."""
+    """Refuses a model that would fill the machine's memory, before it is built."""
     memory_bytes = hardware().memory_bytes
     if memory_bytes is None:
         return
@@ -244,7 +244,7 @@ def _check_size(make: Any, config: Any, text: str) -> None:
             raise
         return
     weight_bytes = sum(parameter.nbytes for parameter in shape.parameters())
-    # Half: measuring a model takes up to as much again as its weights.
+    # Half: measuring a model takes up to as much memory again as its weights.
     if weight_bytes > memory_bytes / 2:
         raise TorchweldError(
             f"'hf:{text}' has {weight_bytes / 1e9:.1f} GB of weights, more than half of this "
@@ -256,7 +256,7 @@ def _check_size(make: Any, config: Any, text: str) -> None:
 def _default_inputs(model: Any, config: Any, generator: torch.Generator) -> Inputs | None:
     """Random tokens (1x128), or an image of the size the configuration names."""
     if any(hasattr(config, f"{kind}_config") for kind in ("vision", "audio")):
-        return None  # several things at once, and which of them may be left out differs
+        return None  # they take several inputs, and which may be left out differs
     text = config.get_text_config()
     takes = model.main_input_name
     if takes == "input_ids" and isinstance(vocab := getattr(text, "vocab_size", None), int):

@@ -21,7 +21,7 @@ def check_divides(part: int, whole: int, what: str) -> None:
 
 
 def to_patches(images: Tensor, size: int) -> Tensor:
-    """Images [B, channels, height, width] -> one row a square patch, [B, patches, pixels]."""
+    """Images [B, channels, height, width] -> one row per square patch, [B, patches, pixels]."""
     batch, channels, height, width = images.shape
     rows, columns = height // size, width // size
     patches = images.reshape(batch, channels, rows, size, columns, size)

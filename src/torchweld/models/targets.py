@@ -89,7 +89,7 @@ def resolve(
 
 
 def load(target: str, seed: int = 0) -> LoadedTarget:
-    """What `target` names, before `--input` has a say."""
+    """What `target` names, before `--input` is considered."""
     if target.startswith("hf:"):
         from torchweld.models import hf
 
@@ -199,7 +199,7 @@ def _same_file(module: ModuleType, path: Path) -> bool:
 
 @contextmanager
 def _explained(what: str, command: str) -> Iterator[None]:
-    """What the user's code raises, as one line that says where; scripts that exit, too."""
+    """Turns what the user's code raises into one line that says where; exits of scripts too."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -224,7 +224,7 @@ def _place(error: BaseException) -> str:
 
 
 def candidates(module: ModuleType) -> list[str]:
-    """What in a module could be meant by it: models, and what makes one without being told more."""
+    """What a module offers as a target: models, and functions that make one without arguments."""
     found = []
     for name, value in vars(module).items():
         if name.startswith("_") or name == "main":
@@ -242,10 +242,10 @@ def candidates(module: ModuleType) -> list[str]:
 
 
 def _required(factory: Callable[..., Any]) -> list[str]:
-    """The arguments that have to be given."""
+    """The arguments that are required."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (ValueError, TypeError):  # a callable that does not tell
+    except (ValueError, TypeError):  # a callable without a signature
         return []
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]

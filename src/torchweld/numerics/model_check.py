@@ -7,12 +7,12 @@ its outputs are judged as tensors, not row by row:
     max|candidate − exact| ≤ 2 · max|reference − exact| + slack, the same for the root mean square
     with 1.5; slack = 4 · eps · max|exact| · √(products that follow each other)
 
-`exact` is the reference model run in float64, module by module: each has its parameters widened
-while it runs, so that no second model is in memory. Where it cannot run so, `exact` is the
-reference itself, and `Check.against` says so. One run is one sample of the rounding errors that the
-reference may have, and where everything cancels (the gradient of a key's bias) there is nothing
-else to see. So it runs a few times more with every weight off by one unit in its last place, and
-the largest of the errors counts as the reference's.
+`exact` is the reference model run in float64, module by module: a module's parameters are widened
+while it runs, so that no second model is in memory. If it cannot run in float64, `exact` is the
+reference itself, and `Check.against` says so. One run shows only one sample of the reference's
+rounding errors; where everything cancels (the gradient of a key's bias) that says little. So the
+reference runs a few times more with every weight off by one unit in its last place, and the largest
+of the errors counts as its own.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from torchweld.core.model_state import put_back
 from torchweld.core.untold import untold
 from torchweld.numerics.rule import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
 
-# Runs with weights off in their last place; in training each has the gradients of a whole model.
+# Runs with weights off in their last place; in training each run keeps a whole model's gradients.
 JITTERED_RUNS, JITTERED_TRAINING_RUNS = 4, 2
 
-# The mean over fewer elements is a matter of luck; their largest error is judged all the same.
+# The mean over fewer elements depends on luck; their largest error is still judged.
 FEWEST_FOR_RMS = 32
 
 _PIECE = 1 << 20  # elements
@@ -107,8 +107,8 @@ def verify(
     """Whether `candidate` gives what `reference` gives on `inputs`.
 
     Both run in eval mode without gradients, or with `training` forward and backward, the loss being
-    the sum over the floating outputs; modes and gradients are put back. Random numbers are the same
-    for both. For one model welded and not, see `tw.check_calls` and `tw.disabled`.
+    the sum over the floating outputs; modes and gradients are put back. Both get the same random
+    numbers. To compare one model welded and not, see `tw.check_calls` and `tw.disabled`.
     """
     check_model("verify", reference, "reference", scripted=True)
     check_model("verify", candidate, "candidate", scripted=True)
@@ -174,7 +174,7 @@ def backward(outputs: Sequence[Tensor]) -> None:
     """From the sum over the outputs, weighed so that no two elements count alike."""
     wanted = [tensor for tensor in outputs if tensor.requires_grad]
     if not wanted:
-        raise TorchweldError("no output of the model wants a gradient, so there is no backward")
+        raise TorchweldError("no output of the model requires a gradient, so there is no backward")
     torch.autograd.backward(wanted, [_weights_like(tensor) for tensor in wanted])
 
 
@@ -217,14 +217,14 @@ class ModelTruth:
 
 
 def truth_of(model: nn.Module, workload: Workload, training: bool) -> ModelTruth:
-    """In float64 where the model runs so."""
+    """In float64 if the model runs so."""
     why, exact = _why_not_exact(model, training), None
     jittered: list[Results] = []
     try:
         for run in range(JITTERED_TRAINING_RUNS if training else JITTERED_RUNS):
             jitter = functools.partial(_jittered, run=run)
             jittered.append(_changed_results(model, workload, training, jitter))
-    except Exception as error:  # a model that minds being handed other tensors
+    except Exception as error:  # a model that does not accept other tensors
         if is_interrupt(error):
             raise
     _give_memory_back()
@@ -234,7 +234,7 @@ def truth_of(model: nn.Module, workload: Workload, training: bool) -> ModelTruth
             narrow = next((n for n, t in exact.items() if t.dtype != torch.float64), None)
             if narrow is not None:
                 why, exact = f"{narrow} stays {exact[narrow].dtype} in float64", None
-        except Exception as error:  # the user's model, in a type that it was not made for
+        except Exception as error:  # the user's model, in a dtype that it was not made for
             if is_interrupt(error):
                 raise
             why = f"it does not run in float64: {first_line(error)}"
@@ -243,7 +243,7 @@ def truth_of(model: nn.Module, workload: Workload, training: bool) -> ModelTruth
 
 
 def _give_memory_back() -> None:
-    """What malloc keeps of changed weights that are gone: a quarter of GPT-2's size. glibc only."""
+    """Frees what malloc keeps of changed weights: a quarter of GPT-2's size. glibc only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -312,7 +312,7 @@ def _changed(
 ) -> Iterator[Callable[[], dict[str, Tensor]]]:
     """Inside, each module has changed parameters and buffers while its forward runs.
 
-    With `keep` they stay for the backward; what is given then has them by name.
+    With `keep` they stay for the backward; the yielded function gives them by name.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     kept: dict[int, Tensor] = {}
@@ -382,7 +382,7 @@ def compare_results(
             error=math.inf,
             reference_error=0.0,
             allowed=0.0,
-            reason="is there in one of the two only",
+            reason="exists in only one of the two",
         )
         for name in missing
     ]

@@ -1,7 +1,7 @@
-"""Whether a model can be timed and counted: called again, it has to do the same again.
+"""Whether a model can be timed and counted: when it is called again, it must do the same.
 
-A model that changes its own input or keeps something from call to call does other work in every
-round, and whatever is measured of it says nothing.
+A model that changes its own input or keeps something from call to call does different work in every
+round, so that measuring it says nothing.
 """
 
 from __future__ import annotations

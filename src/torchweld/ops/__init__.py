@@ -1,13 +1,14 @@
 """`torch.ops.torchweld`: the compiled ops, or the same schemas registered from Python.
 
-Importing this module makes the ops exist. `compiled` is the extension, or None; `problem` says in
-one sentence why there is none.
+Importing this module registers the ops. `compiled` is the extension, or None; then `problem` says
+why in one sentence.
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torchweld.core.errors import BuildError
 from torchweld.machine import kernel_build
 from torchweld.ops import flops
 
-_registered: list[torch.library.Library] = []  # alive as long as the process
+_registered: list[torch.library.Library] = []  # kept alive for the process
 
 
 def _load() -> tuple[Any, str | None]:
@@ -27,17 +28,17 @@ def _load() -> tuple[Any, str | None]:
         module = importlib.import_module("torchweld._C")
         _register_fakes()
         return module, None
-    if kernel_build.build_info() is not None:  # built once, but not for this torch
+    if kernel_build.build_info() is not None:  # built, but not for this torch
         warnings.warn(f"torchweld runs without its kernels: {problem}", stacklevel=3)
     _register_from_python()
     return None, problem
 
 
 def _register_fakes() -> None:
-    """What stands for the packed ops where only shapes are known.
+    """Registers the packed ops for tracing, where only shapes are known.
 
-    How many features come out is written in the packed tensor, so it is a size that nobody knows
-    before the call, as with `nonzero`. The other ops have their shapes in C++.
+    The number of output features is stored in the packed tensor, so it is unknown before the call,
+    as with `nonzero`. The other ops compute their shapes in C++.
     """
 
     def like(x: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def _register_from_python() -> None:
 
     library = torch.library.Library("torchweld", "DEF")  # type: ignore[no-untyped-call]
     lines = (kernel_build.PACKAGE / "schemas.inc").read_text().splitlines()
-    for schema in lines[1:-1]:  # the first and last are C++'s quotes
+    for schema in lines[1:-1]:  # the first and the last line are quotes for C++
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         name = schema.partition("(")[0]
         known = {"chain": chain, "group": group, "chain_kept": chain_kept}
@@ -87,5 +88,14 @@ def _register_from_python() -> None:
     _registered.append(library)
 
 
+def _no_forward(*_: object) -> Tensor | None:
+    return None
+
+
 compiled, problem = _load()
+# Of a module whose children are plain Linears: reads them and runs the op, all in C. None if it
+# sees something that it does not handle.
+compiled_forward: Callable[..., Tensor | None] = (
+    _no_forward if compiled is None else compiled.forward
+)
 flops.register()

@@ -1,8 +1,8 @@
-"""How many FLOPs torchweld's ops do, for torch.utils.flop_counter.
+"""The FLOPs of torchweld's ops, for torch.utils.flop_counter.
 
-As torch counts its own products: a multiplication and an addition for each element of a weight and
-each row; biases and activations are not counted. The backward pass is made of torch's ops, which
-are counted as they run.
+They are counted as torch counts its own products: a multiplication and an addition per weight
+element and row, without biases and activations. The backward pass consists of torch's ops, which
+torch counts as they run.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from torchweld.core.blocks import parse_spec
 
-# The header of packed weights, in int64: see PackedHeader and PackedEntry in csrc/layers.h.
+# The header of packed weights, in int64: PackedHeader and PackedEntry in packed_weights.h.
 _HEADER, _ENTRY = 8, 3
 
 
 def _natural(x: Sequence[int], params: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
-    """From shapes; weights are what has two dimensions."""
+    """From shapes: weights have two dimensions, biases one."""
     rows = math.prod(x[:-1])
     return sum(2 * rows * math.prod(shape) for shape in params if len(shape) == 2)
 
 
 def _packed(x: Tensor, packed: Tensor, spec: str, *_: Any, **__: Any) -> int:
-    """From the sizes that packed weights begin with; nothing can be told without their contents."""
+    """From the sizes in the header of packed weights; 0 if their contents cannot be read."""
     if type(packed) is not Tensor or packed.is_meta:
         return 0
     forms = parse_spec(spec)
@@ -48,7 +48,7 @@ def _packed_apart(x: Tensor, packed: Sequence[Tensor], spec: str, *_: Any, **__:
 
 
 def register() -> None:
-    """Once for the process, however often the module is loaded."""
+    """Registers the formulas once per process, however often the module is loaded."""
     ops = torch.ops.torchweld
     for op in (ops.chain, ops.group, ops.chain_kept):
         if op not in flop_registry:

@@ -1,7 +1,7 @@
 """Chains and groups as functions of tensors.
 
-Both run one op. Weights are read where they lie; nothing is kept between calls, so nothing can go
-stale. `FusedMLP` keeps a packed copy for inference and is faster from about four rows on.
+Both run one op on the original weights. Nothing is kept between calls, so nothing can become stale.
+`FusedMLP` keeps a packed copy for inference, and is faster from about four rows on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mlp(x: Tensor, layers: Sequence[Layer]) -> Tensor:
 
 
 def linears(x: Tensor, layers: Sequence[Layer]) -> list[Tensor]:
-    """Every layer on the same `x [..., K]` (q, k and v, say): one `[..., N]` each."""
+    """Every layer on the same `x [..., K]` (for instance q, k and v): one `[..., N]` per layer."""
     tensors, spec = _flatten(x, layers)
     result: list[Tensor] = torch.ops.torchweld.group(x, tensors, spec)
     return result

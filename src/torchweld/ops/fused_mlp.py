@@ -1,13 +1,13 @@
 """`FusedMLP`: an MLP whose forward is one op, with ordinary `nn.Linear` children.
 
 In inference (eval, gradients off) it keeps a packed copy of the weights, checked at every call; see
-`packing.py`. A child that is no longer a plain Linear, or that has hooks, is called itself.
+`packing.py`. A child that is no longer a plain Linear, or that has hooks, runs its own forward.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
 from typing import Any
@@ -18,21 +18,12 @@ from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 from torch.compiler import is_dynamo_compiling
 
-from torchweld import ops
 from torchweld.core.activations import ACTIVATIONS, format_activation, parse_activation
 from torchweld.core.arguments import check_flags, misfit, shown
 from torchweld.core.blocks import Gate, LayerForm, format_spec
 from torchweld.core.errors import BlockError
+from torchweld.ops import compiled_forward
 from torchweld.ops.packing import compiling_for_here, new_pack
-
-
-def _not_in_c(*_: object) -> Tensor | None:
-    return None
-
-
-_forward_in_c: Callable[..., Tensor | None] = (
-    _not_in_c if ops.compiled is None else ops.compiled.forward
-)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -45,17 +36,17 @@ class FusedMLP(nn.Module):
 
     Two layers are children `up` and `down`; gated (exactly three sizes), `gate`, `up` and `down`
     compute `down(activation(gate(x)) · up(x))`; any other number is `layers.0`, `layers.1`, …
-    `dropout` acts in training, on what the layers after the first receive. Activations may carry
-    parameters, as in `"leaky_relu:0.2"`. `packing=False` forgoes the packed copy of the weights
-    that inference keeps.
+    In training, `dropout` acts on the input of every layer but the first. Activations may have
+    parameters, as in `"leaky_relu:0.2"`. With `packing=False`, inference keeps no packed copy of
+    the weights.
 
-    `activation`, `output_activation`, `dropout` and `packing` may be set later, and hold from the
-    next call on; `gated` is what the children are, and cannot.
+    `activation`, `output_activation`, `dropout` and `packing` may be set later and count from the
+    next call on. `gated` may not: the children depend on it.
     """
 
     __jit_unused_properties__ = ("packed_bytes",)
-    # Whoever watches calls of modules must leave the children alone: a changed child is called
-    # itself, and then it is not this op that is watched.
+    # Tools that watch calls of modules must leave the children alone: a changed child runs its own
+    # forward, and then they watch something else than this op.
     runs_whole = True
 
     __jit_ignored_attributes__ = ("_kept",)
@@ -157,7 +148,7 @@ class FusedMLP(nn.Module):
         self._new_pack()
 
     def _respecify(self) -> None:
-        """What the op is to compute, as the compiled forward and a scripted one read it."""
+        """Writes down what the op computes, for the compiled forward and a scripted one."""
         self._specs = [str(form) for form in self._forms()]
         self._spec = ";".join(self._specs)
 
@@ -172,7 +163,7 @@ class FusedMLP(nn.Module):
             value = _checked_dropout(value)
         elif name == "gated" and made and value is not self.gated:
             raise BlockError(
-                f"gated={value!r} was set on a FusedMLP that is made; its children are those of "
+                f"gated={value!r} cannot be set later; the children of this FusedMLP are those of "
                 f"gated={self.gated}: make a new one; FusedMLP.from_linears keeps Linears"
             )
         else:
@@ -185,7 +176,7 @@ class FusedMLP(nn.Module):
 
     def _new_pack(self) -> None:
         self._pack = new_pack() if self.packing else None
-        # What a graph holds in its place; not the pack, which a compiler could not look into.
+        # What a graph holds instead of the pack, which a compiler cannot look into.
         self._kept: Tensor | None = None if self._pack is None else self._pack.number
 
     # ---- the children, as they are now ----
@@ -194,7 +185,7 @@ class FusedMLP(nn.Module):
         return self._modules if self._holder is None else self.layers._modules
 
     def _forms(self) -> list[LayerForm]:
-        """The layers, biases as the children have them now."""
+        """The layers, with biases where the children have one now."""
         children = [child for child in self._linears().values() if child is not None]
         biases = [getattr(child, "bias", None) is not None for child in children]
         if self.gated:
@@ -210,7 +201,7 @@ class FusedMLP(nn.Module):
         return forms
 
     def _stranger(self) -> str | None:
-        """Why a child has to be called itself instead of being read, or None."""
+        """Why a child must run its own forward instead of being read; None if none must."""
         for name, child in self._linears().items():
             if not isinstance(child, nn.Linear) or type(child).forward is not nn.Linear.forward:
                 return f"{name} is a {type(child).__name__}"
@@ -227,14 +218,14 @@ class FusedMLP(nn.Module):
         if is_scripting():
             return self._scripted(x)
         if not is_dynamo_compiling():
-            # Reads the children in C, which is most of what a small call costs otherwise.
-            y = _forward_in_c(self, x)
+            # Reads the children in C: in Python, that is most of the cost of a small call.
+            y = compiled_forward(self, x)
             if y is not None:
                 return y
         return self._general(x)
 
     def _general(self, x: Tensor) -> Tensor:
-        """Any state of the children: what `forward` does not recognise at a glance."""
+        """Any state of the children that the compiled forward does not handle."""
         stranger = self._stranger()
         if stranger is not None:
             if not torch.compiler.is_compiling():
@@ -265,7 +256,7 @@ class FusedMLP(nn.Module):
         return ops.chain_kept(x, tensors, spec, self._kept)  # type: ignore[no-any-return]
 
     def _computes(self) -> bool:
-        """Whether a weight is made anew at each call; a copy of it would be too."""
+        """Whether a weight is computed at each call; then a copy would be made each time too."""
         for child in self._linears().values():
             if "weight" not in child._parameters or "bias" not in child._parameters:
                 return True
@@ -286,7 +277,7 @@ class FusedMLP(nn.Module):
         return x
 
     def _scripted(self, x: Tensor) -> Tensor:
-        """What `torch.jit.script` compiles; conditions on attributes are settled then."""
+        """What `torch.jit.script` compiles; it evaluates conditions on attributes at that time."""
         tensors: list[list[Tensor]] = []
         if hasattr(self, "layers"):
             for layer in self.layers:
@@ -320,7 +311,7 @@ class FusedMLP(nn.Module):
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of the packed copy that inference keeps, in bytes."""
+        """The memory of the packed copy that inference keeps, in bytes."""
         return 0 if self._pack is None else int(self._pack.nbytes)
 
     def train(self, mode: bool = True) -> FusedMLP:

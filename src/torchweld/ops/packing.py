@@ -1,13 +1,12 @@
-"""Packed copies of weights: whether there are any, how much they cost, and making them anew.
+"""Packed copies of weights: creating them, dropping them, and how much memory they take.
 
-A module that packs keeps a `Pack`; a compiled graph has its number, and finds it by that. The copy
-exists for inference only: it is made by the first call in eval mode with gradients off, is dropped
-by `train()`, and is compared at every call with the weights as they are: the same storage, version
-counter, shape and strides, and a sample of 16 elements of each tensor. What escapes all of these,
-an edit of few elements behind autograd's back (`w.data[0, 0] = 1`, a write through numpy or by
-another process), is met within 1,000 calls by a rolling look at all of the weights (csrc/rolling.h;
-in proportion above 16 MB); `repack` makes it count at once. `packing=False` keeps no copy and
-cannot be stale.
+A module that packs keeps a `Pack`; a compiled graph finds it by its number. The copy exists for
+inference only. The first call in eval mode with gradients off creates it, and `train()` drops it.
+Every call compares it with the weights: storage, version counter, shape, strides, and a sample of
+16 elements per tensor. An edit of few elements that autograd does not see (`w.data[0, 0] = 1`, a
+write through numpy or by another process) escapes all of these. It is found within 1,000 calls, in
+proportion more above 16 MB, because each call also compares the next part of the weights
+(rolling_check.h); `repack` makes it count at once. With `packing=False` there is no copy.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: 
 
 
 def compiling_for_here() -> bool:
-    """Whether a graph is being made that will run in this process, where the copies are."""
+    """Whether a graph is being made for this process, which is where the copies are."""
     return is_dynamo_compiling() and not exporting()
 
 
 def new_pack() -> Any:
-    """An empty `Pack` to give to the compiled forward; None without compiled kernels."""
+    """An empty `Pack` for the compiled forward; None without compiled kernels."""
     return None if ops.compiled is None else ops.compiled.Pack()
 
 
@@ -42,13 +41,13 @@ def _packs(model: nn.Module) -> list[Any]:
 
 
 def _joints(model: nn.Module) -> list[Any]:
-    """What welded modules keep beside their weights."""
+    """The state of the welded modules in `model`."""
     found = (module.__dict__.get("_torchweld") for module in model.modules())
     return [joint for joint in found if joint is not None]
 
 
 def repack(model: nn.Module) -> nn.Module:
-    """Forget every packed copy in `model`; the next call in inference makes them anew."""
+    """Drop every packed copy in `model`; the next call in inference creates it again."""
     check_model("repack", model, scripted=True)
     for pack in _packs(model):
         pack.clear()
@@ -58,7 +57,7 @@ def repack(model: nn.Module) -> nn.Module:
 
 
 def packed_bytes(model: nn.Module) -> int:
-    """Memory that packed copies in `model` take now, in bytes."""
+    """The memory of all packed copies in `model` now, in bytes."""
     check_model("packed_bytes", model, scripted=True)
     packs = sum(int(pack.nbytes) for pack in _packs(model))
     return packs + sum(int(joint.copied_bytes) for joint in _joints(model))

@@ -1,9 +1,9 @@
-"""What no kernel can beat: the model without its welded modules, and the least that those take.
+"""The speed-up that no kernel can beat: how fast would the model be with perfect kernels?
 
-The time of the model with every welded module stubbed out, plus the larger of the time its weights
-take to be read, at the rate of this moment, and its FLOPs to be done at the machine's peak. A stub
-computes nothing, but has its weights pass through the caches, outside of the clock: whatever the
-kernel, they would, and the rest of the model would not find there what it left.
+That takes the time of the model with a stub for every welded module, plus the least time for the
+blocks: reading their weights at the rate of this moment, or doing their FLOPs at the machine's
+peak, whichever is longer. A stub computes nothing. But it reads its weights while the clock stands
+still, since any kernel would: the rest of the model then finds the caches as it would beside one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.interrupts import is_interrupt
+from torchweld.core.model_state import forwards_replaced
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine import measured_peaks
 from torchweld.plans.block_calls import module_of, tensors_of
@@ -33,8 +33,9 @@ _STUB_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """limit: the most that the model could gain, as a speed-up; share: of its time, what is spent
-    in the welded modules."""
+    """limit: the largest possible speed-up of the model
+    share: the part of its time that is spent in welded modules
+    """
 
     limit: float | NotMeasured
     share: float | NotMeasured
@@ -46,15 +47,11 @@ def ceiling(
     run: Callable[[], Any],
     budget_s: float = _STUB_S,
 ) -> Ceiling:
-    """What is left of a step without its welded modules, and what no kernel can beat.
-
-    The stubbed model is timed in turn with the model as it was: a moment later the machine may be
-    another.
-    """
+    """Times the model with stubs in turn with the original: the machine's speed changes."""
     sides = (CallableSide(run), StubSide(model, [d.block for d in decisions], run))
     try:
         found = compare(*sides, names=("eager", "stubbed"), budget_s=budget_s)
-    except Exception as error:  # a model that looks at what its Linears give
+    except Exception as error:  # a model that looks at the values of its Linears
         if is_interrupt(error):
             raise
         why = NotMeasured(f"the model does not run without its Linears' values: {error}")
@@ -62,7 +59,7 @@ def ceiling(
     speed = found.speed
     if isinstance(speed, NotMeasured):
         return Ceiling(limit=speed, share=speed)
-    # Stubs cannot be slower than what they stand for; what looks so is noise around nothing.
+    # Stubs cannot be slower than the modules they replace; if they seem so, it is noise.
     share = max(0.0, 1.0 - 1.0 / speed.speedup)
     bound_us = _kernels_us(model, decisions)
     if isinstance(bound_us, NotMeasured):
@@ -71,7 +68,7 @@ def ceiling(
 
 
 def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | NotMeasured:
-    """The least that the welded blocks take: their weights read, or their FLOPs done."""
+    """The least time that the welded blocks take: for their weights, or for their FLOPs."""
     peaks, threads = measured_peaks.peaks(), torch.get_num_threads()
     if peaks is None:
         return NotMeasured("this machine's peaks are not known; torchweld info --measure")
@@ -90,7 +87,10 @@ def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | NotM
 
 
 class StubSide(CallableSide):
-    """The model with `blocks` stubbed out, without the time that their weights are read."""
+    """The model with stubs for its blocks: they read their weights and return zeros.
+
+    The time that the reading takes is not counted.
+    """
 
     def __init__(
         self,
@@ -100,28 +100,15 @@ class StubSide(CallableSide):
         clock: Clock = time.perf_counter,
     ) -> None:
         super().__init__(run, clock)
-        self._stubs = Stubs(model, blocks, clock)
+        self._reading_s = 0.0
+        self._stubs = {
+            module_of(model, block): self._stub(block, tensors_of(model, block)) for block in blocks
+        }
 
     def time(self, calls: int) -> float:
-        with self._stubs as stubs:
-            before_s = stubs.reading_s
-            return super().time(calls) - (stubs.reading_s - before_s)
-
-
-class Stubs:
-    """Inside, the blocks' modules read their weights, and give zeros in the right shape.
-
-    reading_s: how long they have read so far
-    """
-
-    def __init__(self, model: nn.Module, blocks: Sequence[Block], clock: Clock) -> None:
-        self.reading_s = 0.0
-        self._clock = clock
-        self._stubs = [
-            (module_of(model, block), self._stub(block, tensors_of(model, block)))
-            for block in blocks
-        ]
-        self._before: list[tuple[nn.Module, Any]] = []
+        before_s = self._reading_s
+        with forwards_replaced(self._stubs):
+            return super().time(calls) - (self._reading_s - before_s)
 
     def _stub(self, block: Block, weights: Sequence[Tensor]) -> Callable[..., Tensor]:
         memory = [_memory_of(t) for t in weights if t.device.type == "cpu"]
@@ -133,35 +120,16 @@ class Stubs:
             begun_s = self._clock()
             for numbers in memory:
                 numbers.sum()
-            # What lay in memory instead could be NaN or denormal, and slow what follows.
+            # Uninitialised memory could hold NaN or denormal numbers, and slow what follows.
             y = x.new_zeros((*x.shape[:-1], block.out_features))
-            self.reading_s += self._clock() - begun_s
+            self._reading_s += self._clock() - begun_s
             return y
 
         return forward
 
-    def __enter__(self) -> Stubs:
-        for module, stub in self._stubs:
-            self._before.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = stub
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        while self._before:
-            module, before = self._before.pop()
-            if before is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = before
-
 
 def _memory_of(tensor: Tensor) -> Tensor:
-    """What lies where the tensor does, as float32 numbers: torch sums those fastest."""
+    """The memory of the tensor as float32 numbers, which torch sums fastest."""
     storage = tensor.detach().untyped_storage()
     begin, size = tensor.storage_offset() * tensor.element_size(), tensor.nbytes
     first = begin // 4

@@ -1,9 +1,8 @@
 """Plans of earlier versions, brought up to date: from JSON, and from pickles of welded models.
 
-Until format 2 a figure that was not measured was a 0 beside a reason, or without one. Each function
-takes the fields of one record, by name, as they were in JSON or in the object, and gives those of
-today; what is not there takes its default, and what makes no sense is left for the reader to
-refuse.
+In format 1, a figure that was not measured was a 0, with or without a reason. Each function takes
+the fields of one record by name, as they were in JSON or in the object, and returns those of today.
+A missing field takes its default. A field that makes no sense is left for the reader to refuse.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torchweld.core.speeds import Speed
 Fields = Mapping[str, Any]
 
 UNSAID = "an earlier version of torchweld did not say why"
-EARLIER = "an unknown day"  # when it was measured, where nobody kept it
+EARLIER = "an unknown day"  # when it was measured, if that was not kept
 
 
 # ---- records in pickles ----
@@ -42,7 +41,7 @@ def whole(state: Fields) -> dict[str, Any]:
 
 
 def _objects(fields: dict[str, Any]) -> dict[str, Any]:
-    """With objects where JSON has dicts."""
+    """The same with objects in place of JSON's dicts."""
 
     def made(value: Any) -> Any:
         if isinstance(value, dict) and value.keys() == {UNMEASURED}:
@@ -137,7 +136,7 @@ def _speed(fields: Fields, before: str, after: str | None) -> dict[str, Any]:
     ends, before_us = fields.get("interval", (0.0, 0.0)), fields.get(before, 0.0)
     if verdict not in ("faster", "slower", "same"):
         return {UNMEASURED: str(fields.get("reason") or UNSAID)}
-    # Both ends are a number in a row that was measured; one that few rounds gave may be open.
+    # Ends of an interval are numbers, but an interval of few rounds may be open.
     two = isinstance(ends, (list, tuple)) and len(ends) == 2
     low, high = ends if two else (speedup, speedup)
     low = low if _number(low) and low > 0 else speedup

@@ -1,4 +1,4 @@
-"""How much of a model a plan welds, by its FLOPs as torch counts them."""
+"""Which share of a model's FLOPs a plan welds, as torch counts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchweld.welds.decisions import Decision
 def flops_share(
     model: nn.Module, decisions: Sequence[Decision], workloads: Sequence[Workload]
 ) -> float | NotMeasured:
-    """Of the FLOPs of a forward over all workloads, those in welded blocks. `model` is unwelded."""
+    """The share of welded blocks in the FLOPs of all workloads, forward. `model` is unwelded."""
     if not decisions or any(parameter.is_meta for parameter in model.parameters()):
         return UNASKED
     counter = FlopCounterMode(display=False)
@@ -39,7 +39,7 @@ def flops_share(
 
 
 def flops_of_block(model: nn.Module, decision: Decision) -> float:
-    """Of all calls that the decision covers."""
+    """The FLOPs of all calls that the decision covers."""
     block = decision.block
     weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
     covered = (call for call in block.calls if decision.covers(call.rows))

@@ -20,21 +20,7 @@ from torchweld.numerics.rule import Judgement, check_block
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, device_of
 from torchweld.plans.block_calls import block_call, input_like, module_of, tensors_of
-from torchweld.plans.measurement_cache import MeasurementCache
-from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning
-from torchweld.plans.plan_options import PlanOptions
-from torchweld.plans.time_budget import TimeBudget, least_budget_s
-from torchweld.plans.tuning import (
-    MOST_VERIFIED_ROWS,
-    TunedBlocks,
-    choices_for,
-    choose,
-    copy_gain_of,
-    unverified,
-    verified,
-    why_none,
-)
-from torchweld.plans.way_timing import (
+from torchweld.plans.choice_timing import (
     FIRST_TURNS,
     LEAST_BUDGET_S,
     MOST_BUDGET_S,
@@ -44,6 +30,12 @@ from torchweld.plans.way_timing import (
     seconds_of,
     time_ways,
 )
+from torchweld.plans.choice_verifying import MOST_VERIFIED_ROWS, judged_trial, unverified
+from torchweld.plans.measurement_cache import MeasurementCache
+from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning
+from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.time_budget import TimeBudget, least_budget_s
+from torchweld.plans.tuning import TunedBlocks, choices_for, choose, copy_gain_of, tuning_of
 from torchweld.welds.decisions import Choice, Decision, choice_at
 from torchweld.welds.found_blocks import Call
 
@@ -148,10 +140,8 @@ def _tune(
 ) -> Tuning:
     about = (one.key, len(one.groups), tuple(choices))
     kept = memory.recall(about, Tuning)
-    if kept is not None:
-        chosen = kept.record.chosen
-        if chosen is None or verify_group(model, one, chosen).verified:
-            return replace(kept.record, remembered=kept.at)
+    if kept is not None and (kept.chosen is None or verify_group(model, one, kept.chosen).verified):
+        return kept
     begun_s = time.perf_counter()
     trials = {choice: verify_group(model, one, choice) for choice in choices}
     left_s = budget_s - (time.perf_counter() - begun_s)
@@ -180,13 +170,7 @@ def _untimed(
         why = NotMeasured("tables of speeds are about single blocks alone")
         trials = [replace(t, verdict="not known", speed=why) if t.verified else t for t in trials]
     chosen = next((trial.choice for trial in trials if trial.verified and forced), None)
-    return Tuning(
-        rows=one.key.rows,
-        count=1,
-        trials=tuple(trials),
-        chosen=chosen,
-        reason="forced" if chosen is not None else why_none(trials),
-    )
+    return tuning_of(one.key.rows, trials, chosen, "" if chosen is None else "forced")
 
 
 # ---- the numbers ----
@@ -222,7 +206,7 @@ def verify_group(model: nn.Module, one: AlikeGroups, choice: Choice) -> Trial:
     def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
         return check_block(candidate, x, tensors, forms, group=True)
 
-    return verified(choice, judged, tensors)
+    return judged_trial(choice, judged, tensors)
 
 
 # ---- the times ----

@@ -1,8 +1,8 @@
-"""The tables of known speeds that are shipped: which blocks are faster fused, without timing them.
+"""Shipped tables of known speeds: which blocks are faster fused, without timing them here.
 
-In: `tables/<instruction set>.json`, made by `torchweld bench --table`. Out: what it knows of a
-block, by its form and the shapes of its tensors, or `NotMeasured`. Plain data and pure functions;
-docs/tables.md has the rule. K in, N out.
+In: `tables/<instruction set>.json`, made by `torchweld bench --table`. Out: what a table knows of a
+block, by its form and the shapes of its tensors, or `NotMeasured`. docs/tables.md has the rule.
+K in, N out.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from typing import Annotated, Literal
 from torchweld.core.blocks import LayerForm, parse_spec
 from torchweld.core.errors import BlockError, TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import Bounds, Length, Positive, Word, to_plain
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Bounds, Length, Positive, Word
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import to_plain
+from torchweld.core.saved_records import SavedRecord
 from torchweld.core.texts import clean
 from torchweld.machine import kernel_build
 
 TABLES = Path(__file__).parent / "tables"
-# A measured block counts as faster from here on, at the lower end of its interval: it stands for
-# blocks that were not measured, on machines that are not the same.
+# A measured block counts as faster if the lower end of its interval is above this. It stands for
+# blocks that were not measured, on other machines.
 LEAST_GAIN = 1.05
-# Those that cost eager the least and the most. One that was not measured itself lies between them.
+# The activations that cost eager the least and the most. All others lie between them.
 CHEAPEST, COSTLIEST = "relu", "gelu"
-# As costly in eager as silu, or more so: gated, they gain at least what silu does.
+# As costly in eager as silu, or more. So they gain at least as much as silu in a gated block.
 LIKE_SILU = ("silu", "gelu", "gelu_tanh", "quick_gelu", "mish")
 GATED, TRANSPOSED = "-gated", "-conv1d"
 
@@ -40,15 +42,14 @@ Speed = Annotated[float, Bounds(1e-4, 1e4)]
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedCell:
-    """One block, measured as it is welded, against the same module in eager.
+    """One block, measured as a welded module against the same module in eager.
 
-    kind:     as `torchweld bench --block` has it: "linear", "gelu", "silu-gated"; with "-conv1d"
-              after it, weights are [in, out]
+    kind:     as in `torchweld bench --block`: "linear", "gelu", "silu-gated"; with "-conv1d" at
+              the end, weights are [in, out]
     sizes:    K, hidden widths, N
     way:      of the backend cpu
     cold:     whether the caches were emptied before every call
-    speedup:  `NotMeasured` has the reason
-    interval: where the true speedup lies; None where that was not measured
+    interval: where the true speedup lies; None if it was not measured
     """
 
     kind: Word
@@ -65,11 +66,11 @@ class SpeedCell:
         """What is wrong with one that was read from a file."""
         measured = self.verdict != "not measured"
         if {isinstance(self.speedup, float), self.interval is not None} != {measured}:
-            yield f"is {self.verdict!r}, which does not go with its speedup and interval"
+            yield f"is {self.verdict!r}, which does not fit its speedup and interval"
         elif self.interval is not None and isinstance(self.speedup, float):
             low, high = self.interval
             if not low <= self.speedup <= high:
-                yield f"has a speedup of {self.speedup:g}, outside of its interval"
+                yield f"has a speedup of {self.speedup:g}, outside its interval"
 
     @property
     def faster(self) -> bool:
@@ -77,7 +78,7 @@ class SpeedCell:
 
     @property
     def low(self) -> float:
-        """The lower end of the interval; 0 is all that is known where nothing was measured."""
+        """The lower end of the interval; 0 if nothing was measured."""
         return 0.0 if self.interval is None else self.interval[0]
 
     @property
@@ -94,8 +95,8 @@ class SpeedCell:
 class KnownSpeed:
     """What a table knows of a block.
 
-    verdict: "faster" if every measured block around it was; else "not faster"
-    speedup: the least that any of them had, by the lower end of its interval
+    verdict: "faster" if every measured block around it is, else "not faster"
+    speedup: the smallest of theirs, by the lower ends of the intervals
     cells:   the measured blocks around it
     """
 
@@ -109,7 +110,7 @@ class KnownSpeed:
 
     @property
     def words(self) -> str:
-        """Which measured blocks say so: "at least 1.31 times the original's speed: …"."""
+        """Which measured blocks say so: "at least 1.31 times the original's speed, by …"."""
         low, high = self.cells[0].name, self.cells[-1].name
         around = low if len(self.cells) == 1 else f"{len(self.cells)} blocks from {low} to {high}"
         if self.faster:
@@ -122,12 +123,19 @@ class KnownSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedTable:
-    """All blocks that were measured for one instruction set, and what they were measured with.
+class SpeedTable(SavedRecord):
+    """All blocks that were measured for one instruction set, and how they were measured.
 
-    command: what made the table, environment included
-    date:    of that, as 2026-11-17
+    command: the command that made the table, with its environment
+    date:    when it ran, as 2026-11-17
     """
+
+    FORMAT = RecordFormat(
+        what="table",
+        version=1,
+        remedy="make it again with torchweld bench --table",
+        most_bytes=64 << 20,
+    )
 
     isa: Word
     cpu: Word
@@ -144,7 +152,7 @@ class SpeedTable:
 
     @property
     def source(self) -> str:
-        """What a plan says of speeds that come from here."""
+        """What a plan says of speeds that come from this table."""
         threads = f"{self.threads} thread" + "s" * (self.threads != 1)
         made = ", ".join((self.cpu, threads, f"torch {self.torch}", self.date))
         return clean(f"not measured here: by the table for {self.isa} ({made})")
@@ -159,14 +167,14 @@ class SpeedTable:
         *,
         training: bool = False,
     ) -> KnownSpeed | NotMeasured:
-        """What the measured blocks say of the backend cpu, with or without a packed copy.
+        """Whether the backend cpu is faster for a block, with or without a packed copy.
 
         form:   the block's spec, "gelu/b;identity/b"
         shapes: of its tensors, in the op's order
         dtype:  torch's name, of weights and input
         """
         if training:
-            return NotMeasured("the table of speeds has inference alone")
+            return NotMeasured("the table of speeds only has inference")
         forms = parse_spec(form)
         kinds = _kinds(forms)
         if isinstance(kinds, NotMeasured):
@@ -188,7 +196,7 @@ class SpeedTable:
         return NotMeasured(f"{clean(lacking.name)} was not measured when the table was made")
 
     def _there(self, kinds: tuple[str, ...], length: int, dtype: str) -> tuple[str, ...]:
-        """The kind itself, where it was measured; else those that stand for it."""
+        """The kind itself if it was measured, else the kinds that stand for it."""
         own, *others = kinds
         measured = {(cell.kind, cell.dtype, len(cell.place)) for cell in self.cells}
         return (own,) if not others or (own, dtype, length) in measured else tuple(others)
@@ -210,7 +218,7 @@ class SpeedTable:
         above = [place for place in places if _within(wanted, place)]
         if not below or not above:
             return NotMeasured("the table of speeds has no blocks on both sides of these sizes")
-        # The nearest: none of the others lies between them and the block.
+        # The nearest ones: no other lies between them and the block.
         low = [p for p in below if not any(p != q and _within(p, q) for q in below)]
         high = [p for p in above if not any(p != q and _within(q, p) for q in above)]
         first = [min(values) for values in zip(*low, strict=True)]
@@ -219,18 +227,9 @@ class SpeedTable:
         return sorted(inside, key=lambda cell: (cell.place, cell.cold))
 
 
-FORM = FileFormat(
-    kind=SpeedTable,
-    what="table",
-    format=1,
-    remedy="make it again with torchweld bench --table",
-    most_bytes=64 << 20,
-)
-
-
 def table_text(table: SpeedTable) -> str:
-    """As the file has it, a line for each cell, so that two tables can be compared line by line."""
-    head = {FORM.mark: FORM.format, **to_plain(replace(table, cells=()))}
+    """The text of the file, with one line per cell, so that diffs of tables can be read."""
+    head = to_plain(replace(table, cells=()))
     cells = [json.dumps(to_plain(cell), allow_nan=False) for cell in table.cells]
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     lines[-1] = '"cells": [\n' + ",\n".join(cells) + "\n]"
@@ -243,24 +242,24 @@ def load_table(isa: str | None, folder: Path = TABLES) -> SpeedTable | NotMeasur
     `NotMeasured` if there is none; a TorchweldError if it is damaged.
     """
     if isa is None:
-        return NotMeasured("there are no compiled kernels here, and so no table of their speeds")
+        return NotMeasured("torchweld's kernels are not built here, so no table of speeds fits")
     path = folder / f"{isa}.json"
     if not re.fullmatch(r"[a-z0-9]+", isa) or not path.is_file():
         shipped = ", ".join(sorted(path.stem for path in folder.glob("*.json"))) or "none"
         return NotMeasured(
-            f"no table of speeds for {clean(isa)} is shipped; there are: {shipped}. Weld with "
+            f"no table of speeds for {clean(isa)} is shipped (shipped: {shipped}); weld with "
             "timing, or make one with torchweld bench --table"
         )
-    table = FORM.load(path)
+    table = SpeedTable.load(path)
     if table.isa != isa:
         raise TorchweldError(
-            f"{path} is damaged: it is for {clean(table.isa)}, not for {isa}; {FORM.remedy}"
+            f"{path} is damaged: it is for {clean(table.isa)}, not for {isa}; {table.FORMAT.remedy}"
         )
     return table
 
 
 def table_here() -> SpeedTable | NotMeasured:
-    """The shipped table for the kernels that run here; why there is none, if so."""
+    """The shipped table for the kernels that run here, or why there is none."""
     return load_table(kernel_build.isa_in_use())
 
 
@@ -268,10 +267,10 @@ def table_here() -> SpeedTable | NotMeasured:
 
 
 def _kinds(forms: Sequence[LayerForm]) -> tuple[str, ...] | NotMeasured:
-    """The block's own kind, then those that have to be faster where it was not measured.
+    """The block's own kind, then those that must be faster if it was not measured itself.
 
-    An activation behind the last layer is left out of account: it is one op more in eager, and
-    none in a fused block.
+    An activation after the last layer is ignored: it is one more op in eager, and none in a fused
+    block.
     """
     layouts = {form.transposed for form in forms}
     if len(layouts) > 1:
@@ -281,7 +280,7 @@ def _kinds(forms: Sequence[LayerForm]) -> tuple[str, ...] | NotMeasured:
     if any(gated):
         if gated != [True, False]:
             return NotMeasured(
-                "of gated blocks, the table of speeds has those of a gated and a plain layer alone"
+                "the only gated blocks in the table of speeds have a gated and a plain layer"
             )
         name = forms[0].activation
         like = [f"silu{GATED}{suffix}"] if name in LIKE_SILU else []
@@ -290,13 +289,13 @@ def _kinds(forms: Sequence[LayerForm]) -> tuple[str, ...] | NotMeasured:
     if not names:
         return (f"linear{suffix}",)
     if "identity" in names:
-        return NotMeasured("the table of speeds has no Linears in a row without an activation")
+        return NotMeasured("the table of speeds has no Linears without an activation between them")
     own = names.pop() if len(names) == 1 else "several activations"
     return (f"{own}{suffix}", f"{CHEAPEST}{suffix}", f"{COSTLIEST}{suffix}")
 
 
 def _sizes(forms: Sequence[LayerForm], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """K, hidden widths, N; a gated layer counts with the width that it gives."""
+    """K, hidden widths, N. A gated layer counts with the width of its output."""
     wanted = sum(form.tensors for form in forms)
     if wanted != len(shapes):
         raise BlockError(f"the spec asks for {wanted} tensors, {len(shapes)} shapes were given")
@@ -314,10 +313,10 @@ def _sizes(forms: Sequence[LayerForm], shapes: Sequence[tuple[int, ...]]) -> tup
 
 
 def _place(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Where a block lies among others of its kind; places of other lengths are not compared.
+    """Where a block lies among others of its kind. Only places of one length are compared.
 
     One layer: rows, K, N. Two: rows, K, hidden, N. More: rows, layers, the widest, all weights, and
-    a 0, so that chains of any length are of one length here.
+    a 0, so that the places of all longer chains have one length.
     """
     if len(sizes) <= 3:
         return (rows, *sizes)

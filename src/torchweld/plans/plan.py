@@ -1,14 +1,13 @@
-"""A `Plan`: what is to be welded and what not, with every reason and measurement. Plain data.
+"""A `Plan`: which blocks to weld and which not, with every reason and measurement. Plain data.
 
-Made by `tw.plan`, carried out by `tw.apply`. It saves to JSON and loads again; nothing in a file is
-executed, and one that does not fit the declared types is refused. A figure that was not measured is
-a `NotMeasured` with the reason.
+`tw.plan` makes plans, `tw.apply` carries them out. A plan saves to JSON and loads again. Nothing in
+a file is executed, and a file that does not fit the declared types is refused. A figure that was
+not measured is a `NotMeasured` with the reason.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +16,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from torch import nn
 
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import Bounds, Count, Length, Measured, Positive, Ratio, Word
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Bounds, Count, Length, Measured, Positive, Ratio, Word
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.saved_records import SavedRecord
 from torchweld.core.speeds import Speed
 from torchweld.machine.fingerprint import Fingerprint
 from torchweld.plans import earlier_plans
@@ -26,8 +26,8 @@ from torchweld.welds.decisions import Choice, Decision, Ranges
 from torchweld.welds.found_blocks import Block, Refusal
 from torchweld.welds.marks import plain_root
 
-# "behind": another way, at first look. "known": to be faster, by a table, and not timed here;
-# "not known": nor that.
+# "behind": far behind another choice at first look. "known": not timed here, but known to be faster
+# by a table. "not known": neither.
 Verdict = Literal[
     "faster",
     "slower",
@@ -39,9 +39,9 @@ Verdict = Literal[
     "wrong",
     "cannot serve",
 ]
-# What need not be measured again.
+# Verdicts that need not be measured again.
 SETTLED = ("faster", "slower", "same", "behind", "cannot serve")
-# What became of a block: "not faster" was measured, "not measured" could not be.
+# What became of a block. "not faster" was measured; "not measured" could not be.
 Outcome = Literal["welded", "not faster", "not measured", "not known", "cannot be welded"]
 
 UNASKED = NotMeasured("it was not asked for")
@@ -49,14 +49,14 @@ Share = Annotated[float, Bounds(0, 1)]
 
 
 class Judged:
-    """What has a verdict, and a speed or the reason why there is none."""
+    """Has a verdict, and a speed or the reason why there is none."""
 
     verdict: Verdict
     speed: Speed | NotMeasured
 
     @property
     def reason(self) -> str:
-        """Why there is no speed; "" where there is one."""
+        """Why there is no speed; "" if there is one."""
         return self.speed.reason if isinstance(self.speed, NotMeasured) else ""
 
     def problems(self) -> Iterator[str]:
@@ -68,7 +68,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Judged):
-    """One way to run a block, tried at one number of rows."""
+    """One choice for a block, tried at one number of rows."""
 
     choice: Choice
     verified: bool
@@ -76,7 +76,7 @@ class Trial(Judged):
     speed: Speed | NotMeasured  # over the original, of one call of one module
     error_ratio: Measured | NotMeasured  # to what the numerical rule allows: 1 is the bound
     copied_bytes: Count = 0  # of one module
-    copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best way without a copy
+    copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best choice without a copy
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(earlier_plans.trial(state))
@@ -87,7 +87,7 @@ class Tuning:
     """What was tried for some blocks at one number of rows, and what was chosen."""
 
     rows: Positive
-    count: Count  # calls of one block a workload
+    count: Count  # calls of one block, over all workloads
     trials: Annotated[tuple[Trial, ...], Length(most=100)]
     chosen: Choice | None
     reason: str
@@ -111,19 +111,19 @@ class Tuning:
 
     @property
     def unmeasured(self) -> bool:
-        """Whether nothing was chosen for want of time, or of a quiet machine."""
+        """Whether nothing was chosen because it could not be measured."""
         return self.outcome == "not measured"
 
     @property
     def why_unmeasured(self) -> str:
-        """What stood in the way of the first trial that could not be measured; "" if none was."""
+        """Why the first such trial could not be measured; "" if there is none."""
         found = (trial.reason for trial in self.trials if trial.verdict == "not measured")
         return next(found, "")
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
         if self.chosen is not None and not (self.best is not None and self.best.verified):
-            yield "chose what none of its trials has verified"
+            yield "has chosen what no trial has verified"
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(earlier_plans.tuning(state))
@@ -135,10 +135,11 @@ class Tuned:
     tunings: tuple[Tuning, ...]
 
     def by_rows(self) -> Ranges:
-        """Ranges of rows; between two measured counts with the same choice, that choice holds."""
+        """Ranges of rows. Between two measured counts with the same choice, that choice holds."""
         chosen: dict[int, Choice | None] = {}
         for tuning in sorted(self.tunings, key=lambda tuning: (tuning.rows, -tuning.count)):
-            # The same rows in another layout: the original, if it is the better one for either.
+            # The same rows may be tuned for two layouts. If the original is better for either, it
+            # runs for both.
             lost = tuning.chosen is None
             chosen[tuning.rows] = None if lost else chosen.get(tuning.rows, tuning.chosen)
         ranges: list[tuple[int, int, Choice | None]] = []
@@ -155,12 +156,12 @@ class Tuned:
 
     @property
     def copied_bytes(self) -> int:
-        """Of its copy of the weights, which all row counts share."""
+        """Bytes of its copy of the weights, which all row counts share."""
         return max((t.best.copied_bytes for t in self.tunings if t.best is not None), default=0)
 
     @property
     def outcome(self) -> Outcome:
-        """Welded at some rows; else "not measured" if it is at any."""
+        """Welded if it is at any number of rows; else "not measured" if it is at any."""
         found = {tuning.outcome for tuning in self.tunings}
         order: tuple[Outcome, ...] = ("welded", "not measured", "not known", "not faster")
         return next((one for one in order if one in found), "cannot be welded")
@@ -176,11 +177,11 @@ class Planned(Tuned):
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
         if not self.block.calls:
-            yield "has a block without calls; it is there because it was called"
+            yield "has a block without calls; only blocks that were called are planned"
         called = {call.rows for call in self.block.calls}
         odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
         for rows in odd:
-            yield f"is tuned for {rows} rows, and was never called with so many"
+            yield f"is tuned for {rows} rows, and was never called with that many"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +217,7 @@ def structure_of(model: nn.Module) -> str:
 def decided(
     planned: Iterable[Planned], training: bool, groups: Iterable[PlannedGroup] = ()
 ) -> tuple[Decision, ...]:
-    """What is to be done with each block that is welded, by itself or in its group."""
+    """One decision for each block that is welded, by itself or in its group."""
     in_group = {group.name: group.by_rows() for group in groups if group.welded}
     return tuple(
         Decision(
@@ -237,13 +238,12 @@ class Whole(Judged):
     workload: str
     verdict: Verdict
     speed: Speed | NotMeasured  # of one step
-    # Of the output, to eager's own error.
-    error_ratio: Measured | NotMeasured
+    error_ratio: Measured | NotMeasured  # of the output, to eager's own error
     against: str = ""  # what the error was judged against
-    # Of the step's time before, what was spent in modules that are welded.
+    # The share of welded modules in the time of a step before.
     time_share: Share | NotMeasured = UNASKED
-    # In the detail view: the most that diagnosis says can be won, what the blocks' own measurements
-    # add up to, and the most that any kernel could reach.
+    # In the detail view: the most that welding can win by the profile, what the blocks' own
+    # measurements add up to, and the most that any kernel could reach.
     predicted: Ratio | NotMeasured = UNASKED
     promised: Ratio | NotMeasured = UNASKED
     ceiling: Ratio | NotMeasured = UNASKED
@@ -254,8 +254,17 @@ class Whole(Judged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(SavedRecord):
     """See the module's docstring."""
+
+    FORMAT = RecordFormat(
+        what="plan",
+        version=3,
+        upgrades={1: earlier_plans.plan, 2: earlier_plans.without_groups},
+        remedy="plan again",
+        indent=1,
+        most_bytes=1 << 26,
+    )
 
     model: Word
     structure: Word  # hash of the model's names, shapes and types
@@ -267,11 +276,11 @@ class Plan:
     groups: Annotated[tuple[PlannedGroup, ...], Length(most=100_000)] = ()
     whole: Annotated[tuple[Whole, ...], Length(most=10_000)] = ()
     copied_bytes: Count = 0
-    # Of the FLOPs of all inputs, what is welded.
+    # The share of welded blocks in the FLOPs of all inputs.
     flops_share: Share | NotMeasured = UNASKED
-    forced: bool = False  # all that verifies is welded; times were not measured
-    table: str | None = None  # the table that decided, in words, where times were not measured
-    busy: str = ""  # what else ran on the machine meanwhile, in words; "" for nothing
+    forced: bool = False  # every block that verifies is welded; nothing was timed
+    table: str | None = None  # if nothing was timed: the table that decided, in words
+    busy: str = ""  # what else ran on the machine meanwhile, in words; "" if nothing did
     notices: tuple[str, ...] = ()
     made_on: Fingerprint | None = None  # the words behind `fingerprint`; none in older plans
 
@@ -284,7 +293,7 @@ class Plan:
 
     @property
     def outcomes(self) -> Counter[Outcome]:
-        """How many blocks came to what."""
+        """How many blocks have each outcome."""
         return Counter(one.outcome for one in self.planned)
 
     def __str__(self) -> str:
@@ -295,15 +304,15 @@ class Plan:
         return self._text("sentence")
 
     def details(self) -> str:
-        """Bounds, promises and times behind the verdict, explained, to be printed."""
+        """Bounds, promises and times behind the verdict, with explanations, as text."""
         return self._text("details_text")
 
     def dependencies(self) -> str:
-        """What each block depends on, and for which calls it is valid, to be printed."""
+        """What each block depends on, and for which calls it is valid, as text."""
         return self._text("dependencies_text")
 
     def _text(self, function: str) -> str:
-        """The one way from plans to report, which stands above them."""
+        """The one import of report, which stands above plans."""
         from torchweld.report import plan_text
 
         text: str = getattr(plan_text, function)(self)
@@ -328,23 +337,3 @@ class Plan:
         absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None, "groups": ()}
         for name, default in absent.items():
             self.__dict__.setdefault(name, default)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON; an existing file is replaced whole."""
-        FORM.save(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Plan:
-        """The opposite of `save`."""
-        return FORM.load(path)
-
-
-FORM = FileFormat(
-    kind=Plan,
-    what="plan",
-    format=3,
-    remedy="plan again",
-    most_bytes=1 << 26,
-    indent=1,
-    upgrades={1: earlier_plans.plan, 2: earlier_plans.without_groups},
-)

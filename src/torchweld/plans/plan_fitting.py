@@ -1,8 +1,7 @@
 """Whether a plan fits a model: where it was made, and what each of its blocks computes.
 
-A plan is plain data, and may have been changed since, by anybody. So what it says of a block is
-compared with what the model itself gives when it is read again; the hash that the plan carries
-decides nothing alone.
+A plan is plain data that anybody may have changed. So the model is traced again, and what the plan
+says of each block is compared with that. The hash that the plan carries is never enough.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
+from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.plan import Plan, Planned, PlannedGroup, structure_of
-from torchweld.plans.tuning import verify_choice
 from torchweld.welds.decisions import Decision, Ranges
 from torchweld.welds.finding.rereading import Rereader, differences
 from torchweld.welds.found_blocks import Block, Refusal
@@ -30,7 +29,10 @@ OnMismatch = Literal["raise", "verify", "skip"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Decisions of a plan about blocks as the model itself gives them; of the others, why not."""
+    """The decisions of a plan that fit a model, with blocks as the model has them.
+
+    refused: why the others do not fit
+    """
 
     decisions: tuple[Decision, ...]
     refused: tuple[Refusal, ...]
@@ -42,18 +44,15 @@ class Fit:
 
 
 def fit_plan(model: nn.Module, plan: Plan) -> Fit:
-    """What of the plan can be welded in the model, which is unwelded and stays so.
-
-    Where the plan was made does not matter here.
-    """
+    """What can be welded in this model, wherever the plan was made. The model is not welded."""
     fit = compare_blocks(model, plan)
     return fit.without(why_not(model, fit.decisions))
 
 
 def fit_here(model: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> Fit:
-    """What `tw.apply` is to weld; with "raise", an error says all that differs."""
+    """What `tw.apply` welds. With "raise", an error lists everything that differs."""
     elsewhere = mismatches(model, plan)
-    if on_mismatch == "raise":  # what cannot be welded is for `weld` to refuse
+    if on_mismatch == "raise":  # `reweld` itself refuses what cannot be welded
         fit = compare_blocks(model, plan)
         if differs := [*elsewhere, *(f"{r.path or 'the model'}: {r.reason}" for r in fit.refused)]:
             raise TorchweldError(
@@ -80,7 +79,7 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def _elsewhere(plan: Plan) -> list[str]:
-    """How the machine and its set-up differ, as far as the plan says; torch is compared apart."""
+    """How the machine and its setup differ, as far as the plan says; torch is not compared here."""
     there, here = plan.made_on, taken_here()
     if there is not None and there.key == plan.fingerprint:
         words = replace(there, torch=here.torch).since(here)
@@ -90,9 +89,9 @@ def _elsewhere(plan: Plan) -> list[str]:
 
 
 def compare_blocks(model: nn.Module, plan: Plan) -> Fit:
-    """The plan's blocks beside what the model gives when it is read again.
+    """The plan's blocks, compared with the model, which is traced again.
 
-    Where a block is valid, and what it depends on, is taken from the model alone.
+    Which calls a block is valid for, and what it depends on, is taken from the model alone.
     """
     rereader = Rereader(model)
     in_group: dict[str, Ranges] = {}
@@ -112,7 +111,7 @@ def compare_blocks(model: nn.Module, plan: Plan) -> Fit:
 
 
 def _damage(record: Planned | PlannedGroup) -> str:
-    """What is wrong with a record, which is plain data: anybody can have changed it."""
+    """What is wrong with a record, which anybody can have changed; "" if nothing is."""
     try:
         from_plain(type(record), to_plain(record), "it")
     except RecordError as error:
@@ -123,7 +122,7 @@ def _damage(record: Planned | PlannedGroup) -> str:
 def _compared(
     rereader: Rereader, training: bool, one: Planned, in_group: Ranges
 ) -> Decision | Refusal:
-    """What to do with a planned block, or what differs from what the model gives."""
+    """The decision about a planned block, or what differs between the plan and the model."""
     block = one.block
     if wrong := _damage(one):
         return _refusal(block, wrong)
@@ -154,12 +153,12 @@ def _differences(now: Block, block: Block) -> Iterator[str]:
         yield f"computes {now.form} on other shapes, or in another way"
 
 
-# What a block of a plan has besides, and one made by hand need not have.
+# Fields that a plan's block always has, and a block made by hand need not have.
 _ALSO = {"dropout": "its dropout", "covers": "what is inside it"}
 
 
 def _wrong(model: nn.Module, decision: Decision) -> Refusal | None:
-    """What is wrong with a block's numbers here; None if nothing is."""
+    """Why the block's numbers are not right here; None if they are."""
     block = decision.block
     in_group = (choice for _, _, choice in decision.in_group if choice is not None)
     for choice in dict.fromkeys((*decision.choices, *in_group)):

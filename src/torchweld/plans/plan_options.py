@@ -14,7 +14,7 @@ from torchweld.core.arguments import (
 from torchweld.core.errors import TorchweldError
 from torchweld.profiles.profile import Profile
 
-# For measuring. Finding comes before and takes up to ten seconds: in all a minute, or ten seconds.
+# For measuring. Finding blocks comes before and takes up to ten seconds.
 BUDGET_S = 48.0
 QUICK_S = 8.0
 
@@ -54,14 +54,10 @@ class PlanOptions:
 
     @property
     def seconds(self) -> float:
-        """For measuring."""
-        return seconds_for(self.budget_s, self.quick)
+        """For measuring: as given, else the default."""
+        default = QUICK_S if self.quick else BUDGET_S
+        return default if self.budget_s is None else self.budget_s
 
     def say(self, doing: str, share: float) -> None:
         if self.progress is not None:
             self.progress(doing, share)
-
-
-def seconds_for(budget_s: float | None, quick: bool) -> float:
-    """The time for measuring: as given, else the default."""
-    return budget_s if budget_s is not None else QUICK_S if quick else BUDGET_S

@@ -1,7 +1,8 @@
-"""`tw.plan`, `tw.apply`, `tw.fuse`, `tw.plan_of`: find, tune, measure the whole, weld.
+"""`tw.plan`, `tw.apply`, `tw.fuse`, `tw.plan_of`: the stages of this package, in order.
 
-plan: model and inputs in, `Plan` out, the model as it was. apply: model and plan in, the model
-welded in place. fuse: both.
+plan: takes a model and inputs, returns a `Plan`, and leaves the model as it was.
+apply: takes a model and a plan, and welds the model in place.
+fuse: does both.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ log = logging.getLogger("torchweld")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWithRounds:
-    """A plan, which stays small, and the rounds behind the figures of its whole model."""
+    """A plan, and the rounds that it is too small to hold: those of the whole model."""
 
     plan: Plan
     wholes: tuple[MeasuredWhole, ...]
@@ -63,19 +64,21 @@ def plan(
     remember: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
-    """What of the model is worth welding on these inputs: found, verified, measured.
+    """Find, verify and measure which blocks of the model are worth welding on these inputs.
 
-    All of it happens on a copy of the model's structure that shares its parameters: the model
-    itself, welded or not, is left alone, and may be in use.
+    Everything runs on a copy of the model's structure that shares its parameters. The model itself,
+    welded or not, is left alone and may be in use.
 
-    force:         weld all that verifies; nothing is timed
-    measure:       False: nothing is timed either, and what verifies is welded where the table that
-                   torchweld ships for this instruction set knows it to be faster
-    quick:         about ten seconds instead of a minute; budget_s sets the time for measuring
-    with_compile:  torch.compile of each block is tried too, which takes seconds a shape
-    packing:       False: no copies of weights, which take as much memory as the weights
-    profile:       of these inputs, to predict the gain from
-    remember:      take times that were measured for the same shapes before, and keep new ones
+    training:      plan for training: gradients are verified and timed too
+    force:         weld every block that verifies; time nothing
+    measure:       if False, time nothing: weld the blocks that verify and that are known to be
+                   faster, by the table that torchweld ships for this instruction set
+    quick:         measure for about ten seconds instead of a minute
+    budget_s:      seconds for measuring
+    with_compile:  also try torch.compile on each block, which takes seconds per shape
+    packing:       if False, keep no copies of weights, which take as much memory as the weights
+    profile:       a profile of these inputs, to predict the gain from
+    remember:      reuse times that were measured earlier for the same shapes, and keep new ones
     progress:      called with what is being done and how far it is (0 to 1)
     """
     check_model("plan", model)
@@ -96,7 +99,7 @@ def plan(
 
 @undisturbed
 def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> PlanWithRounds:
-    """As `plan`, stage by stage."""
+    """The same as `plan`, with the rounds of the whole model."""
     options.say("finding blocks", 0.0)
     busy = load_words() if options.timing else ""
     workloads = as_workloads(inputs)
@@ -135,7 +138,7 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
 
 
 def _notices(made: Plan, options: PlanOptions, memory: MeasurementCache) -> Iterator[str]:
-    """What was wrong, and what would help where something could not be measured."""
+    """Wrong numbers, what would help to measure the rest, and whether times could be kept."""
     for one in made.whole:
         if one.verdict == "wrong":
             yield f"nothing is welded: on {one.workload} {one.reason}"
@@ -147,9 +150,9 @@ def _notices(made: Plan, options: PlanOptions, memory: MeasurementCache) -> Iter
     if options.timing and unmeasured:
         more = math.ceil(4 * options.seconds)
         yield (
-            f"what was not measured may be with more time (--budget {more}, or budget_s={more}), "
-            "or on a quieter machine; --no-measure, or measure=False, welds without timing, by the "
-            "table of speeds that torchweld ships"
+            "some blocks could not be measured; give more time (--budget "
+            f"{more}, or budget_s={more}), use a quieter machine, or weld without timing, by the "
+            "table of speeds that torchweld ships (--no-measure, or measure=False)"
         )
     if memory.notice:
         yield memory.notice
@@ -160,10 +163,10 @@ def _notices(made: Plan, options: PlanOptions, memory: MeasurementCache) -> Iter
 def apply(model: nn.Module, plan: Plan, on_mismatch: OnMismatch = "raise") -> nn.Module:
     """Weld a model as planned, in place; nothing is measured.
 
-    If the plan was made on another machine, for another torch or another model, "raise" refuses,
-    "verify" checks the numbers of every block again and leaves out what fails, and "skip" leaves
-    out the blocks that do not fit the model. A model that is welded already is welded anew, by this
-    plan alone.
+    `on_mismatch` says what happens if the plan was made on another machine, for another torch or
+    for another model: "raise" refuses. "skip" leaves out the blocks that do not fit the model.
+    "verify" does so too, and leaves out the blocks whose numbers are not right here. A model that
+    is already welded is welded anew, by this plan alone.
     """
     check_model("apply", model)
     check_kind("apply", "plan", plan, Plan, "what tw.plan or tw.Plan.load returns")
@@ -188,8 +191,7 @@ def fuse(
 ) -> nn.Module:
     """Plan and apply in one step; `tw.plan_of(model)` says what was done and why.
 
-    The logger "torchweld" gets one line: a warning where blocks could not be measured, else for
-    your information.
+    The logger "torchweld" gets one line: a warning if blocks could not be measured, else an info.
     """
     made = plan(
         model,
@@ -201,14 +203,14 @@ def fuse(
         packing=packing,
         progress=progress,
     )
-    reweld(model, made.decisions, made)  # found in this very model: nothing to compare
+    reweld(model, made.decisions, made)  # planned on this very model, so it fits
     level = logging.WARNING if made.outcomes["not measured"] else logging.INFO
     log.log(level, "%s: %s", made.model, made.sentence())
     return model
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan that a model was welded by, or that found nothing to weld; None if there is none."""
+    """The plan that a model was fused by, even if it welded nothing; None if there is none."""
     check_model("plan_of", model)
     found = plain_root(model).__dict__.get(PLAN_KEY)
     return found if isinstance(found, Plan) else None

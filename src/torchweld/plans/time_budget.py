@@ -16,7 +16,7 @@ from torchweld.plans.plan_options import PlanOptions
 from torchweld.timing.verdicts import FEW_ROUNDS
 from torchweld.welds.found_blocks import Blocks
 
-# Of the budget, for the whole model before and after.
+# The share of the whole model, before and after welding, in the time for measuring.
 WHOLE_SHARE = 0.4
 # The same if the whole model can only be verified, because its steps are too long to be timed.
 UNTIMED_SHARE = 0.1
@@ -26,7 +26,7 @@ GROUPS_SHARE = 0.12
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBudget:
-    """When the blocks, their groups and all are to be done, by `time.perf_counter`.
+    """Until when blocks, groups and the whole model are measured, by `time.perf_counter`.
 
     untimed: for each workload, why the whole model is not timed on it; None if it is
     """
@@ -40,7 +40,7 @@ class TimeBudget:
 def share_out(
     model: nn.Module, workloads: Sequence[Workload], blocks: Blocks, options: PlanOptions
 ) -> TimeBudget:
-    """Runs each workload once to see whether it can be timed, if there is anything to time."""
+    """If there is anything to time, runs each workload once to see whether it can be timed."""
     begun_s, budget_s = time.perf_counter(), options.seconds
     each_s = budget_s * WHOLE_SHARE / len(workloads)
     untimed: tuple[NotMeasured | None, ...] = (UNASKED,) * len(workloads)

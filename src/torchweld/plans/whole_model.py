@@ -29,7 +29,8 @@ from torchweld.numerics.model_check import (
     truth_of,
 )
 from torchweld.plans.ceiling import ceiling
-from torchweld.plans.measurement_cache import Kept, MeasurementCache
+from torchweld.plans.choice_timing import FaceSide
+from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import (
     SETTLED,
     UNASKED,
@@ -43,17 +44,16 @@ from torchweld.plans.plan import (
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.time_budget import TimeBudget
 from torchweld.plans.tuning import TunedBlocks
-from torchweld.plans.way_timing import FaceSide
 from torchweld.timing import Comparison, compare
 from torchweld.welds.swapping.faces import both_faces
 
-# If all times of the blocks are remembered, a plan takes seconds. So may the whole model.
+# If the times of all blocks are remembered, a plan should take seconds, the whole model included.
 REMEMBERED_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredWhole:
-    """The figures that a plan holds, and the rounds behind them if they were timed now."""
+    """The figures of a plan, and the rounds behind them if they were timed now."""
 
     whole: Whole
     comparison: Comparison | None = None
@@ -67,12 +67,12 @@ def measure_wholes(
     budget: TimeBudget,
     memory: MeasurementCache,
 ) -> tuple[MeasuredWhole, ...]:
-    """Each workload before and after, in the time that is left; none if nothing is to be proved."""
+    """Each workload before and after, in the time that is left; none if nothing is measured."""
     if not tuned.decisions or options.force:
         return ()
     if measured_peaks.peaks() is None and None in budget.untimed:
         options.say("measuring this machine's peaks", 0.6)
-        with suppress(NotMeasuredError):  # then there is no ceiling to show
+        with suppress(NotMeasuredError):  # then no ceiling is shown
             measured_peaks.peaks(measure=True)
     end_s = budget.end_s
     if all(t.remembered for one in (*tuned.planned, *tuned.groups) for t in one.tunings):
@@ -110,7 +110,7 @@ def measure_whole(
     *,
     budget_s: float,
     predicted: float | NotMeasured = UNASKED,
-    kept: Kept[Whole] | None = None,
+    kept: Whole | None = None,
     untimed: NotMeasured | None = None,
 ) -> MeasuredWhole:
     """Welds, verifies, times, and undoes again.
@@ -143,12 +143,7 @@ def measure_whole(
             return MeasuredWhole(whole=replace(whole, verdict="wrong", speed=why))
         if kept is not None:
             return MeasuredWhole(
-                whole=replace(
-                    kept.record,
-                    error_ratio=whole.error_ratio,
-                    against=whole.against,
-                    remembered=kept.at,
-                )
+                whole=replace(kept, error_ratio=whole.error_ratio, against=whole.against)
             )
         if untimed is not None:
             return MeasuredWhole(whole=whole)
@@ -170,11 +165,11 @@ def measure_whole(
 
 
 def _without_false_bounds(whole: Whole) -> Whole:
-    """A bound that the measured gain has broken was wrong, and is not shown as one."""
+    """A bound below the measured gain was wrong, and is not shown."""
     if not isinstance(whole.speed, Speed):
         return whole
     broken: dict[str, Any] = {
-        name: NotMeasured(f"{bound:.2f}x was found, which is less than what was measured")
+        name: NotMeasured(f"{bound:.2f}x was found, less than what was measured")
         for name in ("predicted", "ceiling")
         if not isinstance(bound := getattr(whole, name), NotMeasured)
         and bound < whole.speed.speedup
@@ -185,10 +180,10 @@ def _without_false_bounds(whole: Whole) -> Whole:
 def promised(
     planned: Sequence[Planned], whole_us: float, groups: Sequence[PlannedGroup] = ()
 ) -> float | NotMeasured:
-    """What the blocks' own measurements make of a step that takes `whole_us`, as a speed-up.
+    """The speed-up of a step of `whole_us` if every block gains what it gained by itself.
 
-    Where the blocks, timed by themselves, took longer than the whole, their shares count. What a
-    group saves comes on top: it was timed against its members as they are planned.
+    If the blocks took longer by themselves than the whole step, only their shares count. The gain
+    of a group is added: it was timed against its members as they are planned.
     """
     before, saved = _timed_us(planned)
     of_groups, more = _timed_us(groups)

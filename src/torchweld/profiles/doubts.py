@@ -1,8 +1,8 @@
-"""Whether the times of a profile are those of the step: if not, it is not measured, and why.
+"""Decides whether the times of a profile can be believed. If not, the step is not measured.
 
-In: the step by the clock, the step under the profiler with its cost taken away, and how much of the
-time of the rounds other processes took. Out: None, or a `NotMeasured` that stands for every figure
-that rests on time. Counts, shapes and bytes rest on none.
+In: the step by the clock, the step under the profiler with its cost taken away, and the share of
+time that other processes took. Out: None, or a `NotMeasured` in place of every figure that depends
+on time. Counts, shapes and bytes do not.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from torchweld.core.figures import duration, share
 from torchweld.core.not_measured import NotMeasured
 
-# The step is not measured if the corrected time misses the clock by more than this share of it, or
-# if others took more than this share of the time. The correction itself is good to a tenth.
+# The step is not measured if the corrected time differs from the clock by more than this share, or
+# if other processes took more than this share of the time. The correction is good to a tenth.
 DOUBTFUL = 0.25
 AGAIN = "take the profile again when the machine is idle"
 
 
 def doubt(wall_us: float, corrected_us: float, lost: float = 0.0) -> NotMeasured | None:
-    """What speaks against the times as a whole; None if nothing does.
+    """What speaks against all of the times; None if nothing does.
 
-    `lost`: the share of the time of the rounds in which threads waited for a core
+    `lost`: the share of time in which threads waited for a core
     """
     apart = (
         f"steps took {duration(wall_us)} without the profiler, and {duration(corrected_us)} with "

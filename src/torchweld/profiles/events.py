@@ -1,8 +1,7 @@
 """What a recording consists of: events on threads and streams, as torch.profiler saw them.
 
-The adapter (`collect.py`) and the trace reader (`trace.py`) make `Event`s; `attribution.py` and
-`device.py` read them. Nothing here is interpreted yet: times are as recorded, the profiler's own
-cost included.
+`torch_profiler.py` and `trace_events.py` make `Event`s; `attribution.py` and `device_account.py`
+read them. Nothing here is interpreted yet: times are as recorded, with the profiler's own cost.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ SYNC = "sync"  # a device's record of a wait; no work of its own
 
 ON_DEVICE = frozenset({KERNEL, MEMCPY, MEMSET})
 
-# Ranges of ours. The first precedes the path of a module in the name of its call, and the root's
-# path is empty; torch calls modules so too. The second is one step of a live recording.
+# Our ranges. The first stands before a module's path in the name of its call; the root's path is
+# empty. torch names module calls in the same way. The second is one step of a live recording.
 MARK = "nn.Module: "
 STEP_MARK = "torchweld step"
 
@@ -35,7 +34,7 @@ STEP_MARK = "torchweld step"
 class Event:
     """One interval. `parent` is the index of the event around it on its thread, -1 for none.
 
-    Built a hundred thousand at a time, so it is neither frozen nor checked.
+    A recording has a hundred thousand, so they are neither frozen nor checked.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Event:
 
 @dataclass(slots=True, kw_only=True)
 class MemoryEvent:
-    """Memory of tensors taken (bytes > 0) or given back (bytes < 0) at a time."""
+    """Memory of tensors that was allocated (bytes > 0) or freed (bytes < 0)."""
 
     time_us: float
     storage: int
@@ -70,7 +69,7 @@ class MemoryEvent:
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """Events sorted by (thread, start, longest first), with what is known about them all."""
+    """Events sorted by (thread, start, longest first), with what is known about all of them."""
 
     events: list[Event]
     allocations: list[MemoryEvent] = field(default_factory=list)  # in order of time
@@ -82,8 +81,8 @@ class Recording:
 def nest(events: list[Event]) -> None:
     """Sets every host event's parent by containment. `events` must be sorted as in a Recording.
 
-    An event that begins inside another and ends after it (clocks of different resolution round so)
-    counts as inside where its middle is.
+    Clocks of different resolution can make an event begin inside another and end after it. It
+    counts as inside if its middle is inside.
     """
     stack: list[int] = []
     thread = None
@@ -97,17 +96,17 @@ def nest(events: list[Event]) -> None:
             stack.pop()
         while stack and events[stack[-1]].end_us < middle:
             stack.pop()
-        # A zero-length event at the very end of its parent has been popped past; that is rare and
-        # harmless: it is charged one level up.
+        # The parent of a zero-length event at its very end was popped already. That is rare and
+        # harmless: the event is charged one level up.
         event.parent = stack[-1] if stack else -1
         stack.append(index)
 
 
 def within(recording: Recording, start_us: float, end_us: float) -> Recording:
-    """What began in this time on the host, and what that put on a device; no Python functions."""
+    """What began in this time on the host, and what it put on a device; no Python functions."""
     events = recording.events
     inside = [start_us <= event.start_us < end_us for event in events]
-    kept = {-1: -1}  # index before -> index now, of what was left out that of what is around it
+    kept = {-1: -1}  # old index -> new index; of an event left out, that of the one around it
     chosen: list[Event] = []
     for i, event in enumerate(events):
         by_host = event.kind in ON_DEVICE and event.launch >= 0

@@ -1,32 +1,32 @@
 """A `Profile`: one step of a model, op by op and module by module, as plain data.
 
-Made by `tw.profile`, `tw.profiling` and `tw.read_trace`; read by the account, the diagnosis, the
+Made by `tw.profile`, `tw.profiling` and `tw.read_trace`; read by the account, the findings, the
 reports and `tw.diff`. It saves to JSON and loads again without running anything.
 
 A live profile describes **one step**: its ops in the order they ran, each with its usual time over
-the recorded steps (the mean, disturbed ones curbed). A trace that was read describes everything in
+the recorded steps (the mean, with outliers cut back). A profile of a trace describes everything in
 the file.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from torchweld.core.files import MOST_BYTES
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import MOST_FLOAT, Count, Index, Length, Measured, to_plain
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import MOST_FLOAT, Count, Index, Length, Measured
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import to_plain
+from torchweld.core.saved_records import SavedRecord
 from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.doubts import doubt
 
-# Of a tensor in a file: more than any memory holds.
+# Of a tensor in a file. No memory holds more.
 MOST_ELEMENTS = 1 << 62
 
-# Of a fact about the machine that the recording lacks.
+# For a fact about the machine that the recording does not contain.
 UNTOLD = NotMeasured("the recording does not tell")
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
@@ -42,7 +42,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """An argument of an op. `storage` names the memory behind it, where the recording tells."""
+    """An argument of an op. `storage` names its memory, if the recording knows it."""
 
     shape: Annotated[tuple[Count, ...], Length(most=64)]
     dtype: str  # "float32"; "" where the recording does not tell
@@ -87,9 +87,9 @@ class Tensor:
 
 @dataclass(kw_only=True, slots=True)
 class Op:
-    """One call of one op. Times are corrected for the profiler's cost, but for `raw_us`.
+    """One call of one op. All times but `raw_us` are corrected for the profiler's cost.
 
-    Built by the ten thousand and not changed afterwards; a frozen one takes four times as long.
+    Tens of thousands are made, and never changed. Making a frozen one takes four times as long.
     """
 
     name: str
@@ -103,23 +103,23 @@ class Op:
     inputs: tuple[Tensor | None, ...] = ()
     written: tuple[
         tuple[int, int], ...
-    ] = ()  # (storage, bytes) made by this very op that outlive it
-    call: int = -1  # number of the module call it ran in, in order of their begin; -1 outside all
+    ] = ()  # (storage, bytes) made by this op itself that outlive it
+    call: int = -1  # number of the module call it ran in, by start time; -1 outside all
     sequence: int = -1
     thread: int = 0
-    kernels: tuple[Count, ...] = ()  # indices into Device.kernels that this very op launched
+    kernels: tuple[Count, ...] = ()  # indices into Device.kernels that this op itself launched
     where: str = ""  # "model.py(12): forward", where stacks were recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Module:
-    """A place in the model; `[0]` is the root. Times in µs a step, corrected."""
+    """A place in the model; `[0]` is the root. Times in µs per step, corrected."""
 
     path: str  # "layers.3.mlp.fc1"; "" for the root
     kind: str  # class name
     extra: str = ""  # what print(model) shows in its brackets
     parent: Index = -1
-    calls: Count = 0  # forward calls a step
+    calls: Count = 0  # forward calls per step
     forward_us: float = 0.0  # inside it, children included
     backward_us: float = 0.0
     self_forward_us: float = 0.0  # children excluded
@@ -140,7 +140,7 @@ class Module:
 
 @dataclass(kw_only=True, slots=True)
 class Kernel:
-    """Something that ran on a device. Not frozen for the same reason as `Op`."""
+    """Something that ran on a device. Not frozen, for the same reason as `Op`."""
 
     name: str
     category: str  # gemm, attention, pointwise, reduction, copy, set, communication, triton, other
@@ -148,9 +148,9 @@ class Kernel:
     duration_us: float
     device: int
     stream: int
-    launch: Index = -1  # index into Device.calls; -1 where the trace does not tell
+    launch: Index = -1  # index into Device.calls; -1 if the trace does not tell
     op: Index = -1  # index into Profile.ops of the op that launched it
-    inside: tuple[str, ...] = ()  # the ops that a fused kernel's name tells of
+    inside: tuple[str, ...] = ()  # the ops that a fused kernel's name lists
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +165,7 @@ class RuntimeCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """A time in which nothing ran on the device, and what the host did meanwhile."""
+    """A time in which nothing ran on the device, and why."""
 
     start_us: float
     duration_us: float
@@ -195,8 +195,8 @@ class Device:
     gaps: tuple[Gap, ...] = ()
     peak_gflops: dict[str, float] = field(default_factory=dict)  # by dtype, of the device by name
     peak_gbps: float | None = None
-    steps: Count = 0  # that the figures cover; 0 where the recording has no steps
-    until_us: float | None = None  # what was launched later is in the lists, not in the figures
+    steps: Count = 0  # that the figures cover; 0 if the recording has no steps
+    until_us: float | None = None  # later launches are in the lists, but not in the figures
 
     def covers(self, kernel: Kernel) -> bool:
         """Whether the figures count this kernel: it was launched before `until_us`."""
@@ -222,7 +222,7 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Tensors' memory over one step. Bytes; what was there before the step is not in it."""
+    """Memory of tensors over one step, in bytes. Memory from before the step is not counted."""
 
     allocations: Count
     allocated_bytes: Count
@@ -242,7 +242,7 @@ class TimeCheck:
     what: str  # "held-out steps", "layers.3.mlp"
     corrected_us: float
     timed_us: float
-    # 95 %, of `error`; None from less than six rounds.
+    # Of `error`, 95 %; None from fewer than six rounds.
     interval: tuple[Measured, Measured] | None = None
 
     @property
@@ -250,7 +250,7 @@ class TimeCheck:
         return self.corrected_us / self.timed_us - 1 if self.timed_us else math.nan
 
     def within(self, most: float) -> bool | None:
-        """Whether the error is at most `most`; None where the interval leaves that open."""
+        """Whether the error is at most `most`; None if the interval leaves that open."""
         if self.interval is None:
             return None
         low, high = self.interval
@@ -261,21 +261,21 @@ class TimeCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The step on the clock, and what the profiler added to it. As recorded, measured or not."""
+    """The step by the clock, and what the profiler added to it. As recorded, measured or not."""
 
     wall_us: float  # median of the undisturbed steps without the profiler
     raw_us: float  # with it
     corrected_us: float  # the profiler's cost taken away
     first_us: float  # the very first step, before any warm-up
-    events: Count  # recorded a step
+    events: Count  # recorded per step
     op_cost_us: float  # of one op event
     module_cost_us: float  # of one module event
     steps: Count  # profiled
     checks: tuple[TimeCheck, ...] = ()
-    # At least, of a step, around the call of the model: there whatever that does. 0 is always true.
+    # The least that a step spends around the call of the model, whatever the model does; 0 is safe.
     around_us: float = 0.0
     rounds: Count = 0  # in which steps were measured, with and without the profiler; 0: not noted
-    disturbed: Count = 0  # of these: other processes took a part of their time
+    disturbed: Count = 0  # of these rounds, those that other processes took time from
 
     @property
     def unexplained_us(self) -> float:
@@ -287,11 +287,11 @@ class Timing:
 class Compilation:
     """What torch.compile did while it was watched."""
 
-    regions: int  # compiled regions entered a step
+    regions: int  # compiled regions entered per step
     compiled: int  # frames compiled during the recording
     recompiled: int
     graph_breaks: int
-    guard_us: float  # looking for the right compiled code, a step
+    guard_us: float  # looking for the right compiled code, per step
     reasons: tuple[str, ...] = ()  # of recompilations, first line each
 
 
@@ -316,7 +316,7 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What pricing ops on a CPU needs to know of the one they ran on; our own traces carry it."""
+    """What must be known of a CPU to price the ops that ran on it. Traces of torchweld carry it."""
 
     torch: str = ""
     cpu: str = ""
@@ -327,13 +327,34 @@ class Machine:
     peaks: Peaks | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """See the module's docstring. `step_us` is what shares are taken of.
+def _with_doubt(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had a figure for every step, even where the clock contradicted it."""
+    timing = fields.get("timing")
+    if not isinstance(timing, dict):
+        return fields
+    wall_us: Any = timing.get("wall_us")
+    corrected_us: Any = timing.get("corrected_us")
+    for us in (wall_us, corrected_us):
+        if type(us) not in (int, float) or not abs(us) < MOST_FLOAT:
+            return fields
+    found = doubt(wall_us, corrected_us)
+    return fields if found is None else {**fields, "step_us": to_plain(found)}
 
-    Where it is `NotMeasured`, the times of ops and modules are what was recorded, and say nothing
-    about the model; what is counted (ops, calls, shapes, bytes) holds all the same.
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(SavedRecord):
+    """See the module's docstring. Shares are shares of `step_us`.
+
+    If it is `NotMeasured`, the times of ops and modules are as recorded and say nothing about the
+    model. Counts (ops, calls, shapes, bytes) hold nevertheless.
     """
+
+    FORMAT = RecordFormat(
+        what="profile",
+        version=2,
+        upgrades={1: _with_doubt},
+        remedy="take the profile again, or use the torchweld that saved it",
+    )
 
     about: About
     step_us: float | NotMeasured
@@ -362,21 +383,21 @@ class Profile:
 
     @property
     def accounted_steps(self) -> int:
-        """Steps that the account covers: those of the device's figures, if there is a device."""
+        """Steps that the account covers: those of the device's figures if there is a device."""
         covered = self.device.steps if self.device is not None else 0
         return covered or max(self.about.steps, 1)
 
     @property
     def whole_step_us(self) -> tuple[float, float] | None:
-        """Begin and end of the last step before that in which the profiler was stopped.
+        """Start and end of the last step before the one in which the profiler was stopped.
 
-        None where there are not two steps: everything is one then.
+        None for fewer than two steps: then everything is one step.
         """
         starts = self.about.step_starts_us
         return (starts[-2], starts[-1]) if len(starts) > 1 else None
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file: places that are not there."""
+        """What is wrong with one that was read from a file: indices that point nowhere."""
         modules, ops, device = len(self.modules), len(self.ops), self.device
         kernels, calls = (0, 0) if device is None else (len(device.kernels), len(device.calls))
         if self.modules[0].path:
@@ -394,42 +415,9 @@ class Profile:
             found = (one.module for one in self.memory.at_peak)
             yield from _astray("at_peak", "module", found, modules)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
-        FORM.save(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Profile:
-        """The opposite of `save`. A chrome trace is not a profile: `tw.read_trace` reads those."""
-        return FORM.load(path)
-
-
-def _with_doubt(fields: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 had a figure for every step, even where the clock contradicted it."""
-    timing = fields.get("timing")
-    if not isinstance(timing, dict):
-        return fields
-    wall_us: Any = timing.get("wall_us")
-    corrected_us: Any = timing.get("corrected_us")
-    for us in (wall_us, corrected_us):
-        if type(us) not in (int, float) or not abs(us) < MOST_FLOAT:
-            return fields
-    found = doubt(wall_us, corrected_us)
-    return fields if found is None else {**fields, "step_us": to_plain(found)}
-
-
-FORM = FileFormat(
-    kind=Profile,
-    what="profile",
-    format=2,
-    upgrades={1: _with_doubt},
-    remedy="take the profile again, or use the torchweld that saved it",
-    most_bytes=MOST_BYTES,
-)
-
 
 def _astray(what: str, field: str, places: Iterable[int], count: int | None) -> Iterator[str]:
-    """Those of `places` that are none of `count`; without it, those that do not come before."""
+    """Indices that are not below `count`; without `count`, those not below their own position."""
     for i, place in enumerate(places):
         if place >= (i if count is None else count):
             end = "one before it" if count is None else f"one of {count:,}"
@@ -437,7 +425,7 @@ def _astray(what: str, field: str, places: Iterable[int], count: int | None) -> 
 
 
 def deepest_first(parents: Sequence[int]) -> list[int]:
-    """Indices of modules, each before the one that it stands in; `parents[i]` is that of i."""
+    """Indices of modules, each before its parent `parents[i]`."""
 
     def depth(i: int) -> int:
         count = 0

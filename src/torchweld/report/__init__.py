@@ -1,7 +1,13 @@
-"""Profiles and diffs for people and for other tools. Data in, text or plain data out.
+"""All text for people, and files for other tools. Data in, string or plain data out.
 
-`text.py`: a profile on a terminal. `changes.py`: a diff. `summary.py`: the same as plain data.
-`exports.py`: chrome traces, folded stacks, speedscope.
+- profiles: `profile_text.py` puts the sections together (`profile_verdict.py`, `module_tree.py`,
+  `op_table.py`, `device_section.py`, `profile_sections.py`), `profile_json.py` is the same as data,
+  `diff_text.py` shows two of them
+- other tools: `exports.py` writes chrome traces, folded stacks and speedscope files from
+  `timeline.py` and `stacks.py`
+- all else: `plan_text.py`, `bench_text.py` with its tables and extras, `gate_text.py`,
+  `run_text.py` for the history
+- `style.py`: columns, tables, bars, and the last look at every character
 """
 
 from torchweld.report.diff_text import diff_sections

@@ -14,8 +14,7 @@ from rich.text import Text
 from torchweld.core.figures import counted, duration, listed, share
 from torchweld.core.texts import clean
 from torchweld.profiles.profile import Device, Gap, Kernel, Profile
-from torchweld.report.profile_verdict import bar_cells
-from torchweld.report.style import WIDTH, cut, heading, indented, table
+from torchweld.report.style import WIDTH, bar_cells, cut, heading, indented, table
 
 KERNELS_SHOWN = 10
 GAPS_SHOWN = 3

@@ -1,4 +1,4 @@
-"""A `Diff` as text: what changed most, in one line a kind of module.
+"""A `Diff` as text: what changed most, in one line per kind of module.
 
 In: a `Diff`. Out: `rich` renderables.
 """
@@ -19,7 +19,7 @@ from torchweld.report.profile_sections import notices_section
 from torchweld.report.style import WIDTH, Column, Sheet, cut_left, heading
 
 ROWS_SHOWN = 25
-# Less than this share of the step, with the same counts, is no change worth a line.
+# With equal counts, a change under this share of the step gets no line.
 SMALL = 0.002
 
 
@@ -42,7 +42,7 @@ def diff_sections(diff: Diff, force: bool = False, width: int = WIDTH) -> Iterat
     for name, paths in (("a", diff.only_a), ("b", diff.only_b)):
         if paths:
             words = listed([clean(path) for path in paths], 8)
-            yield Text(f"ran only in {name}, so compared with what is around: {words}")
+            yield Text(f"ran only in {name}, so compared as part of the modules around: {words}")
     yield from notices_section(diff.notes)
 
 

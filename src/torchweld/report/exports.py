@@ -1,8 +1,8 @@
 """Profiles for other tools: chrome traces (Perfetto), folded stacks, speedscope.
 
 In: a `Profile`. Out: dicts ready for `json.dumps`, or text. Fractions of a microsecond are kept
-everywhere. `timeline.py` says where the events of a chrome trace lie, `stacks.py` what the frames
-of a flame graph weigh.
+everywhere. `timeline.py` says where the events of a chrome trace lie, `stacks.py` what the
+frames of a flame graph weigh.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ STEP = "ProfilerStep#0"
 
 
 def folded(profile: Profile) -> str:
-    """Lines `frame;frame;frame nanoseconds`, as flamegraph.pl and its kin read them.
+    """Lines `frame;frame;frame nanoseconds`, as flamegraph.pl and similar tools read them.
 
-    Whole nanoseconds, since those tools want whole numbers; each line is rounded so that all of
-    them add up to the rounded sum. With a device, its kernels follow under a frame of their own.
+    Whole nanoseconds, since those tools want whole numbers; lines are rounded so that they add up
+    to the rounded sum. With a device, its kernels follow under a separate frame.
     """
     device = device_frames(profile)
     tops = [host_frames(profile)] if device is None else [host_frames(profile), device]
@@ -93,8 +93,8 @@ def _sampled(top: Frame, name: str, numbers: dict[str, int]) -> dict[str, Any]:
 def chrome_trace(profile: Profile) -> dict[str, Any]:
     """A trace in the form torch.profiler writes: Perfetto opens it, `tw.read_trace` reads it.
 
-    A live step is shown on the corrected time axis; a trace that was read as it was recorded. What
-    is known of the machine goes along: without its peaks nothing could be priced.
+    A live step is shown on the corrected time axis, a trace as it was recorded. What is known of
+    the machine is included: without its peaks nothing could be priced.
     """
     placed = spans(profile)
     events = _rows(profile)
@@ -125,7 +125,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
 def _event(
     name: str, category: str, pid: int, tid: int, span: Span, **args: object
 ) -> dict[str, Any]:
-    # Whole nanoseconds: what ends together then has durations that say so.
+    # Whole nanoseconds, so that events which end together still do in the file.
     start_ns, end_ns = round(span.start_us * 1e3), round(span.end_us * 1e3)
     return {
         "ph": "X",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 from torchweld.core.figures import counted, signed, size
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.paths import grouped_paths
+from torchweld.core.records import to_plain
 from torchweld.gates.baseline import Baseline
 from torchweld.gates.counters import NAMES
 from torchweld.gates.held_blocks import held_by, unheld_lines
@@ -129,16 +129,10 @@ def _figure(counter: str, found: Baseline) -> str:
 
 
 def outcome_data(found: Outcome) -> dict[str, Any]:
-    """With a `NotMeasured` where no figure is; `encoded` makes {"not_measured": reason} of it."""
-    data = {one.name: getattr(found, one.name) for one in fields(found)}
-    data["changes"] = [{**_flat(change), "worse": change.worse} for change in found.changes]
-    data["lost"] = [_flat(one) for one in found.lost]
-    data["times"] = [_flat(one) for one in found.times]
+    data = to_plain(found, all_fields=True)
+    for change, plain in zip(found.changes, data["changes"], strict=True):
+        plain["worse"] = change.worse
     return {"verdict": WORDS[found.code].lower(), "code": found.code, **data}
-
-
-def _flat(record: CounterChange | LostBlock | TimeVerdict) -> dict[str, Any]:
-    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 def accepted_data(name: str, what: str, found: Baseline) -> dict[str, Any]:

@@ -18,20 +18,20 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.figures import MINUS, figure, size, unit_of
+from torchweld.core.figures import figure, size, unit_of
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.texts import clean
 from torchweld.profiles.accounting.splits import Account, Split, added, measured
 from torchweld.profiles.profile import Profile, deepest_first
 from torchweld.report.profile_verdict import largest_waste
-from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, cut
+from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, cut, percent
 
 Order = Literal["model", "time", "waste", "ops"]
 ORDERS: tuple[Order, ...] = ("model", "time", "waste", "ops")
 
 # A tree of more lines is shown less deep, unless a depth is asked for.
 MOST_ROWS = 60
-# A module's own time gets a line of its own beside its children from this share of the step on.
+# From this share of the step on, a module's own time gets a line beside its children.
 OWN_SHARE = 0.01
 # What the profiler saw in no module and no op.
 BEYOND = "unexplained, in no module"
@@ -52,7 +52,7 @@ class TreeRow:
     backward_us: float
     ops: int  # that do work
     bound: str
-    split: Split | None  # None where no time was measured
+    split: Split | None  # None if no time was measured
     total_us: float  # on a device: of its kernels and the gaps before them
 
 
@@ -65,7 +65,7 @@ class Tree:
         self.timed = not isinstance(account.step, NotMeasured)
         self.whole_us = measured(account.step).total_us if self.timed else 0.0
         self.on_device = profile.device is not None
-        # Forward and backward are told apart on the host; a device's time is one.
+        # Forward and backward are separate on the host, but not on a device.
         self.phased = (
             self.timed and not self.on_device and any(m.backward_us for m in profile.modules)
         )
@@ -76,7 +76,7 @@ class Tree:
 
     @cached_property
     def shapes(self) -> list[int]:
-        """A number a module, equal where class, arguments and all that is inside are equal."""
+        """A number per module; equal if class, arguments and everything inside are equal."""
         known: dict[object, int] = {}
         found = [0] * len(self.modules)
         # Deepest first: a shape is made of its children's.
@@ -87,7 +87,7 @@ class Tree:
         return found
 
     def total_us(self, index: int) -> float:
-        """0 where no time was measured."""
+        """0 if no time was measured."""
         if not self.timed:
             return 0.0
         if self.on_device:
@@ -105,7 +105,7 @@ class Tree:
         wanted = pattern.split(".")
 
         def matches(path: str) -> bool:
-            # The root has no name for * to stand for, and holds all the others.
+            # * does not match the root, which has no name.
             names = path.split(".") if path else []
             return len(names) == len(wanted) and all(map(fnmatchcase, names, wanted))
 
@@ -329,7 +329,7 @@ def tree_table(tree: Tree, rows: Sequence[TreeRow], width: int = WIDTH) -> Table
 
 
 def _counts_table(tree: Tree, rows: Sequence[TreeRow], width: int) -> Table:
-    """Where no time was measured: what was counted."""
+    """If no time was measured: what was counted."""
     work = "kern." if tree.on_device else "ops"
     columns = [Column("calls", 5), Column(work, 5), Column("MFLOP", 7), Column("moves", 8)]
     sheet = Sheet("module", columns, width, indent=0)
@@ -360,13 +360,8 @@ def waste_cell(given: Split | NotMeasured | None, step_us: float) -> Text:
     return Text(f"{most.brief:<6} {percent(most.of(split) / step_us):>5}", style=most.style)
 
 
-def percent(part: float) -> str:
-    """Whole percents, for narrow columns."""
-    return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %".replace("-", MINUS)
-
-
 def label(row: TreeRow, width: int) -> str:
-    """As print(model) has it; where that is too long, without the arguments' names, then cut."""
+    """As in print(model); if that is too long, without the arguments' names, then cut."""
     before = " " * 2 * row.depth
     if row.own:
         return cut(f"{before}· {row.name or 'itself'}", width)

@@ -17,9 +17,9 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.profiles.accounting.account import Account
 from torchweld.profiles.accounting.rooflines import OpRow, roofline
 from torchweld.profiles.profile import Profile
-from torchweld.report.module_tree import Order, percent, waste_cell
+from torchweld.report.module_tree import Order, waste_cell
 from torchweld.report.stacks import op_name
-from torchweld.report.style import Column, Sheet, cut, heading
+from torchweld.report.style import Column, Sheet, cut, heading, percent
 
 OPS_SHOWN = 12
 

@@ -1,14 +1,14 @@
-"""A plan as text: the verdict, what was left and why, then a table of blocks.
+"""A plan as text: the verdict, which blocks are left as they are and why, then a table of blocks.
 
-`details_text` has what stands behind the verdict: times, and what was predicted, promised and at
-most possible.
+`details_text` has the times behind the verdict, and which gain was predicted, promised and possible
+at most.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
 from torchweld.core.figures import age, counted, duration, figure, share, size
@@ -16,10 +16,17 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.paths import grouped_paths
 from torchweld.core.speeds import Speed
 from torchweld.core.texts import clean
-from torchweld.plans.plan import Plan, Planned, PlannedGroup, Tuned, Tuning, Whole
+from torchweld.plans.plan import Outcome, Plan, Planned, PlannedGroup, Tuned, Tuning, Whole
 from torchweld.welds.found_blocks import Domain, Refusal
 
 WIDTH = 100
+# What is said of blocks that are left as they are.
+LEFT: dict[Outcome, str] = {
+    "not measured": "could not be measured",
+    "not known": "not known to be faster",
+    "not faster": "measured and no faster than the original beyond noise",
+    "cannot be welded": "cannot be welded",
+}
 COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "error", "copy")
 
 
@@ -36,7 +43,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """Lines that break between words, those after the first further in."""
+    """Lines that break between words. Those after the first are indented further."""
     return textwrap.wrap(
         clean(text),
         WIDTH,
@@ -51,7 +58,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def sentence(plan: Plan) -> str:
-    """What came of it, in one sentence."""
+    """The result of the plan in one sentence."""
     if not plan.decisions:
         return f"nothing was welded: {_why_nothing(plan)}"
     text = f"welded {_welded_words(plan)}"
@@ -70,33 +77,22 @@ def sentence(plan: Plan) -> str:
 
 
 def _why_nothing(plan: Plan) -> str:
-    """Which of the reasons it was, and for how many blocks."""
-    blocks = counted(len(plan.planned), "block")
+    """The reasons, and how many blocks have each."""
     if not plan.planned:
         return "no block was found that can be welded"
     if any(one.verdict == "wrong" for one in plan.whole):
         return "the welded model gave other numbers"
-    outcomes = plan.outcomes
-    words = {
-        "not measured": "could not be measured",
-        "not known": "not known to be faster",
-        "not faster": "measured and no faster than the original beyond noise",
-        "cannot be welded": "cannot be welded",
-    }
-    told = [(outcomes[name], said) for name, said in words.items() if outcomes[name]]  # type: ignore[index]
-    reasons = ", ".join(f"{count} of {blocks} {said}" for count, said in told)
-    if plan.table is not None:
-        reasons += f"; {plan.table}"
-    why = next(_whys(plan), "")
-    return f"{reasons} ({why})" if why else reasons
+    blocks, outcomes = counted(len(plan.planned), "block"), plan.outcomes
+    told = [f"{outcomes[name]} of {blocks} {said}" for name, said in LEFT.items() if outcomes[name]]
+    table = f"; {plan.table}" if plan.table is not None else ""
+    why = _why_unmeasured(plan.planned)
+    return f"{', '.join(told)}{table}{f' ({why})' if why else ''}"
 
 
-def _whys(plan: Plan) -> Iterator[str]:
-    """What stood in the way of measuring, block by block."""
-    for one in plan.planned:
-        for tuning in one.tunings:
-            if tuning.outcome == "not measured" and tuning.why_unmeasured:
-                yield tuning.why_unmeasured
+def _why_unmeasured(planned: Iterable[Tuned]) -> str:
+    """Why the first tuning that could not be measured could not; "" if all could."""
+    whys = (t.why_unmeasured for one in planned for t in one.tunings if t.unmeasured)
+    return next(filter(None, whys), "")
 
 
 def _welded_words(plan: Plan) -> str:
@@ -129,7 +125,7 @@ def _when(at: str) -> str:
 
 
 def _account(plan: Plan) -> Iterator[str]:
-    """How much of the model that is, what it costs, and how right it is."""
+    """How much of the model is welded, the error of its output, and the memory of copies."""
     if not plan.decisions:
         return
     parts = []
@@ -150,19 +146,19 @@ def _account(plan: Plan) -> Iterator[str]:
 
 
 def _left(plan: Plan) -> Iterator[str]:
-    """Blocks that stay as they are, by why; groups that do; then what is no block."""
+    """Blocks and groups that are left as they are, by reason; then modules that are not blocks."""
     decided = {decision.block.path for decision in plan.decisions}
     left: dict[str, list[Planned]] = {}
     for one in plan.planned if decided else ():
         if one.block.path not in decided:
-            left.setdefault(_why_left(one, "the original"), []).append(one)
+            left.setdefault(_why_left(one), []).append(one)
     for why, same in left.items():
         names = ", ".join(_names([one.block.path for one in same]))
         yield f"{counted(len(same), 'block')} left as {_it(same)}: {why}: {names}"
     apart: dict[str, list[PlannedGroup]] = {}
     for group in plan.groups:
         if not group.welded:
-            apart.setdefault(_why_left(group, "its members"), []).append(group)
+            apart.setdefault(_why_left(group), []).append(group)
     for why, alike in apart.items():
         names = ", ".join(_names([_caller(group) for group in alike]))
         yield f"{counted(len(alike), 'group')} run member by member: {why}: {names}"
@@ -185,15 +181,14 @@ def _caller(group: PlannedGroup) -> str:
     return group.name.rpartition("#")[0]
 
 
-def _why_left(one: Tuned, over: str) -> str:
+def _why_left(one: Tuned) -> str:
     if one.outcome == "not measured":
-        whys = (t.why_unmeasured for t in one.tunings if t.outcome == "not measured")
-        return f"not measured ({next(whys)})"
-    words = {
-        "not faster": f"measured, and no faster than {over} beyond noise",
-        "not known": "not known to be faster",
-    }
-    return words.get(one.outcome, next((t.reason for t in one.tunings), one.outcome))
+        return f"not measured ({_why_unmeasured([one])})"
+    if one.outcome == "cannot be welded":
+        return next((t.reason for t in one.tunings), one.outcome)
+    if isinstance(one, PlannedGroup) and one.outcome == "not faster":
+        return "measured and no faster than its members one by one, beyond noise"
+    return LEFT[one.outcome]
 
 
 def _names(paths: Sequence[str]) -> list[str]:
@@ -205,13 +200,13 @@ def _names(paths: Sequence[str]) -> list[str]:
 EXPLAINED = {
     "predicted": "the most that welding can win, by the profile",
     "promised": "what the gains of the blocks, timed one by one, add up to",
-    "ceiling": "what no kernel can beat: the model without its welded modules, and the least time "
-    "that reading their weights or doing their FLOPs takes",
+    "ceiling": "what no kernel can beat: the model without its welded modules, plus the least time "
+    "for reading their weights or doing their FLOPs",
 }
 
 
 def details_text(plan: Plan) -> str:
-    """Times, bounds and promises of each workload, with what they mean."""
+    """Times, bounds and promises of each workload, and what they mean."""
     lines = []
     for whole in plan.whole:
         lines.append(whole.workload)
@@ -237,7 +232,7 @@ def details_text(plan: Plan) -> str:
 
 
 def dependencies_text(plan: Plan) -> str:
-    """For every block the calls it is valid for, and all that is compared at each of them."""
+    """For every block, the calls that it is valid for, and what is compared at each call."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for one in plan.planned:
         block = one.block
@@ -253,7 +248,7 @@ def dependencies_text(plan: Plan) -> str:
 
 
 def _calls(domain: Domain) -> str:
-    """ "any × 1 rows" for what is valid with any number in the first place."""
+    """ "any × 1 rows" if it is valid for any size of the first dimension."""
     if domain.shapes:
         text = " or ".join(" × ".join(map(str, shape)) or "no" for shape in domain.shapes)
     elif domain.ones == "*":
@@ -279,7 +274,7 @@ def _table(plan: Plan) -> list[str]:
             rows.append((names, computes, *_cells(tuning, "one by one")))
             names = ""
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    # Names give way first, forms second.
+    # If the table is too wide, names are shortened first, then forms.
     for column, least in ((0, 24), (1, 14)):
         excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
         widths[column] = max(min(widths[column], least), widths[column] - max(excess, 0))
@@ -293,7 +288,7 @@ def _table(plan: Plan) -> list[str]:
 
 
 def _remembered(planned: Sequence[Tuned]) -> list[str]:
-    """What the asterisks mean: times of earlier plans, from the oldest on."""
+    """What the asterisks mean: times of earlier plans, with the age of the oldest."""
     whens = sorted({t.remembered for one in planned for t in one.tunings if t.remembered})
     if not whens:
         return []
@@ -305,7 +300,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
-    """Blocks with the same tuning, as one line."""
+    """Blocks with the same tuning, in one line."""
     groups: dict[tuple[object, ...], list[Planned]] = {}
     for one in planned:
         groups.setdefault((one.block.form, one.block.in_features, one.tunings), []).append(one)

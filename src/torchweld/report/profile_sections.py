@@ -40,17 +40,17 @@ NOTHING = "nothing that costs enough to be worth a change"
 def why_none(profile: Profile, account: Account) -> str:
     """What an absence of findings means for this profile."""
     if isinstance(account.step, NotMeasured):
-        return "none: what could be won follows from times, and these were not measured"
+        return "none: gains follow from times, and these were not measured"
     if not profile.ops:
         return NOTHING
     if profile.device is None and not peaks_hold(account):
         return (
-            "whether ops could be faster cannot be told: some were faster than the peaks that are "
+            "whether ops could be faster is not known: some were faster than the peaks that are "
             f"known of this machine; {MEASURE}"
         )
     if is_priced(profile):
         return NOTHING
-    return f"whether ops could be faster cannot be told: {without_peaks(profile)}"
+    return f"whether ops could be faster is not known: {without_peaks(profile)}"
 
 
 def findings_section(
@@ -58,7 +58,7 @@ def findings_section(
 ) -> Iterator[RenderableType]:
     """The first few, each with its bound, cause, evidence and what to do.
 
-    none: what it means that there are none; if some rules could not look, it is said in any case
+    none: what it means if there are none; shown in any case if some rules could not look
     """
     yield heading("findings", "the most that each could win; they overlap")
     if not findings:
@@ -121,11 +121,11 @@ def timing_section(profile: Profile) -> Iterator[RenderableType]:
 
 
 def _times(timing: Timing, step_us: float | NotMeasured) -> Table:
-    """Each time with what it is, so that nobody takes two of them for a contradiction."""
+    """Each time with what it is, so that no two of them seem to contradict each other."""
     rows = [
         (timing.wall_us, "without the profiler, on the clock"),
         (timing.raw_us, "under the profiler, its cost included"),
-        (timing.corrected_us, "under the profiler, its cost taken away and disturbed ops curbed"),
+        (timing.corrected_us, "under the profiler, its cost taken away and outliers cut back"),
     ]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(justify="right", no_wrap=True)
@@ -147,8 +147,8 @@ def _between(interval: tuple[float, float]) -> str:
 
 def _cost_text(timing: Timing) -> str:
     return (
-        f"{counted(timing.events, 'event')} a step, {figure(timing.op_cost_us)} µs an op and "
-        f"{figure(timing.module_cost_us)} µs a module; from {counted(timing.steps, 'step')}"
+        f"{counted(timing.events, 'event')} per step, {figure(timing.op_cost_us)} µs per op and "
+        f"{figure(timing.module_cost_us)} µs per module; from {counted(timing.steps, 'step')}"
         + (
             f"; {timing.disturbed} of {counted(timing.rounds, 'round')} were disturbed by other "
             "processes"
@@ -169,7 +169,7 @@ def memory_section(profile: Profile) -> Iterator[RenderableType]:
         return
     yield heading("memory")
     yield indented(
-        f"{counted(memory.allocations, 'allocation')} of {size(memory.allocated_bytes)} a step; "
+        f"{counted(memory.allocations, 'allocation')} of {size(memory.allocated_bytes)} per step; "
         f"peak {size(memory.peak_bytes)} above the level before it"
     )
     both = Table.grid(padding=(0, 4, 0, 0))
@@ -219,7 +219,7 @@ def _place(path: str, width: int) -> str:
 
 
 def notices_section(notices: Iterable[str]) -> Iterator[RenderableType]:
-    """What a reader has to know about how the figures came about."""
+    """What a reader has to know about how the figures were made."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     for notice in notices:
         grid.add_row(Text("note:", style="yellow"), Text(clean(notice), style="yellow"))

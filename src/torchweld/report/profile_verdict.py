@@ -5,7 +5,7 @@ In: a `Profile`, its `Account` (or one module's `Split`). Out: `rich` texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import RenderableType
@@ -17,12 +17,12 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.texts import clean
 from torchweld.profiles.accounting.account import Account, Split
 from torchweld.profiles.profile import Profile
-from torchweld.report.style import WIDTH
+from torchweld.report.style import WIDTH, bar_cells
 
 
 @dataclass(frozen=True, kw_only=True)
 class BarPart:
-    """One part of a `Split` and how it looks; `sign` tells it apart where there is no colour."""
+    """One part of a `Split` and how it looks; `sign` tells it apart without colour."""
 
     field: str
     name: str
@@ -65,7 +65,7 @@ WASTES = tuple(part for part in PARTS if part.waste)
 
 
 def largest_waste(split: Split) -> BarPart | None:
-    """The part that wastes most; None where nothing is wasted."""
+    """The part that wastes most; None if nothing is wasted."""
     most = max(WASTES, key=lambda part: part.of(split))
     return most if most.of(split) > 0 else None
 
@@ -94,7 +94,7 @@ def verdict(profile: Profile, account: Account) -> Text:
         mostly = "mostly " if most.of(split) > 0.5 * split.waste_us else "first of all "
         text.append(f", {mostly}{most.name}")
     if split.useful_us <= 0:
-        text.append("; how much is necessary could not be told")
+        text.append("; how much is necessary is not known")
     named = any(module.path and module.kind != "Optimizer" for module in profile.modules)
     why = "" if named else ", since nothing tells which modules the ops belong to"
     if isinstance(account.explained, NotMeasured):
@@ -135,20 +135,6 @@ def _what_takes(profile: Profile, step_us: float) -> str:
 # ---- the bar ----
 
 
-def bar_cells(values: Sequence[float], width: int) -> list[int]:
-    """Columns for each value, `width` in all; what is below zero gets none."""
-    positive = [max(value, 0.0) for value in values]
-    whole = sum(positive)
-    if whole <= 0:
-        return [0] * len(values)
-    exact = [value / whole * width for value in positive]
-    cells = [int(value) for value in exact]
-    by_rest = sorted(range(len(exact)), key=lambda i: cells[i] - exact[i])
-    for i in by_rest[: width - sum(cells)]:
-        cells[i] += 1
-    return cells
-
-
 def bar(split: Split, width: int = WIDTH) -> Text:
     """One line; each part has a sign and a colour of its own."""
     line = Text(no_wrap=True)
@@ -160,7 +146,7 @@ def bar(split: Split, width: int = WIDTH) -> Text:
 
 
 def legend(split: Split, whole_us: float, width: int = WIDTH) -> Table:
-    """Under the bar: sign, name, time and share of each part."""
+    """Below the bar: sign, name, time and share of each part."""
     names = [part.name if width >= WIDTH else part.brief for part in PARTS]
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in PARTS:

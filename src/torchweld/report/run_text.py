@@ -6,7 +6,6 @@ In: runs of the history. Out: `rich` renderables for a terminal, and plain data 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -20,7 +19,7 @@ from torchweld.history.run_lookup import reference_of
 from torchweld.history.runs import Damaged, Run
 from torchweld.report.style import Column, Sheet, cut, heading, indented
 
-# Names of cells that are listed when they are in one run alone.
+# How many names are listed of cells that are in only one run.
 MOST_NAMES = 8
 
 
@@ -100,7 +99,7 @@ def _short(value: Any) -> str:
 
 
 def compared_sections(found: RunsCompared, width: int) -> Iterator[RenderableType]:
-    """Two runs: ratios above 1 where B is better, unless they were measured in different places."""
+    """Two runs: ratios, above 1 if B is better; none if they come from different machines."""
     for label, run in (("A", found.a), ("B", found.b)):
         state = "" if run.finished else ", unfinished"
         yield Text(clean(f"{label}: {run.name}, {run.what}, {run.created[:19]}{state}"))
@@ -170,8 +169,8 @@ def run_data(run: Run | Damaged, cells: bool = True) -> dict[str, Any]:
         "summary": run.summary,
     }
     if cells:
-        # Among samples are times that were not measured, which JSON has no number for.
-        data["cells"] = [to_plain(asdict(cell)) for cell in run.cells]
+        # `to_plain`: samples may hold NaN, for which JSON has no number.
+        data["cells"] = [to_plain(cell, all_fields=True) for cell in run.cells]
     return data
 
 
@@ -181,7 +180,7 @@ def compared_data(found: RunsCompared) -> dict[str, Any]:
         "b": run_data(found.b, cells=False),
         "comparable": found.comparable,
         "differences": list(found.differences),
-        "rows": [{**asdict(row), "ratio": row.ratio} for row in found.rows],
+        "rows": [{**to_plain(row), "ratio": row.ratio} for row in found.rows],
         "only_a": list(found.only_a),
         "only_b": list(found.only_b),
     }

@@ -3,9 +3,9 @@
 In: a `Profile`. Out: a `Frame` tree whose weights are µs. The backward of a module's ops stands
 under that module, in a frame called `backward`, wherever and whenever it ran.
 
-Weights are what belongs to a frame itself and to nothing inside it. Those of a live step add up to
-its corrected time, those of a device to the time of its kernels. The threads of a trace can be busy
-at the same time, so their weights may add up to more than passed on the clock.
+A weight is what belongs to the frame itself and to nothing inside it. The weights of a live step
+add up to its corrected time, those of a device to the time of its kernels. Threads of a trace can
+be busy at the same time, so their weights may add up to more than the clock shows.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Places:
 
 
 def op_name(name: str) -> str:
-    """The engine's name for a node is long and says nothing that `engine` does not."""
+    """The engine's long prefix for nodes becomes `engine`."""
     return clean(f"engine: {name[len(ENGINE) :]}" if name.startswith(ENGINE) else name)
 
 
@@ -133,7 +133,7 @@ def host_frames(profile: Profile) -> Frame:
 
 
 def _target_us(profile: Profile) -> float | None:
-    """What the host's weights have to add up to; None where several threads worked at once."""
+    """What the host's weights have to add up to; None if several threads worked at once."""
     if profile.timing is None or len({op.thread for op in profile.ops}) > 1:
         return None
     return profile.timing.corrected_us
@@ -176,7 +176,7 @@ def _sum(top: Frame) -> float:
 
 
 def _settle(top: Frame) -> None:
-    """What the correction took away too much somewhere is taken from the frame around it."""
+    """Where the correction took too much away, the frame around it pays."""
     for frame, around in reversed(_every(top)):
         if frame.self_us < 0 and around is not None:
             around.self_us += frame.self_us

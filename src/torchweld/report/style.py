@@ -19,10 +19,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.core.figures import MINUS
 from torchweld.core.texts import clean, clean_lines
 
 WIDTH = 100
-# Columns that the names of modules and ops need to be told apart.
+# Names of modules and ops need this many columns to be told apart.
 LEAST_LABEL = 28
 
 
@@ -37,13 +38,32 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_left(text: str, width: int) -> str:
-    """As `cut`, but the end is kept: of a path that is the part that tells."""
+    """As `cut`, but the end is kept: the part of a path that matters."""
     return cut(text[::-1], width)[::-1]
 
 
 def brief_arguments(extra: str) -> str:
     """`in_features=768, out_features=3072, bias=True` -> `768, 3072, True`."""
     return re.sub(r"\b[A-Za-z_]\w*=", "", extra)
+
+
+def percent(part: float) -> str:
+    """Whole percents, for narrow columns."""
+    return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %".replace("-", MINUS)
+
+
+def bar_cells(values: Sequence[float], width: int) -> list[int]:
+    """Columns for each value, `width` in all; negative values get none."""
+    positive = [max(value, 0.0) for value in values]
+    whole = sum(positive)
+    if whole <= 0:
+        return [0] * len(values)
+    exact = [value / whole * width for value in positive]
+    cells = [int(value) for value in exact]
+    by_rest = sorted(range(len(exact)), key=lambda i: cells[i] - exact[i])
+    for i in by_rest[: width - sum(cells)]:
+        cells[i] += 1
+    return cells
 
 
 # ---- layout ----
@@ -72,7 +92,7 @@ def table(*columns: tuple[str, Literal["left", "right"]], indent: int = 2) -> Ta
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a `Sheet`; one that is `spare` goes where there is no room for it."""
+    """A column of a `Sheet`; a `spare` one is left out if there is no room for it."""
 
     name: str
     width: int
@@ -81,7 +101,7 @@ class Column:
 
 
 class Sheet:
-    """A table whose first column takes the room that the others leave, and then some more."""
+    """A table whose first column takes the room that the others leave."""
 
     def __init__(self, first: str, columns: Sequence[Column], width: int, indent: int = 2) -> None:
         self.columns = list(columns)

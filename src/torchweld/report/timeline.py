@@ -2,9 +2,9 @@
 
 In: a `Profile`. Out: a `Span` for every op, and `Range`s around the ops of each module call.
 
-A trace that was read keeps its times. A live step was recorded at the profiler's pace, and its
-times are means over several steps; its ops are laid out anew with their corrected durations, the
-pauses between them in the proportions in which they were recorded.
+A trace keeps its times. A live step was recorded at the profiler's pace, and its times are means
+over several steps. Its ops are laid out anew with their corrected durations, and with pauses in the
+proportions in which they were recorded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _inside(ops: Sequence[Op]) -> list[list[int]]:
 
 
 def spans(profile: Profile) -> list[Span]:
-    """One for every op."""
+    """One per op."""
     ops = profile.ops
     if profile.timing is None:
         return [Span(op.start_us, op.raw_us) for op in ops]
@@ -100,7 +100,7 @@ def _lay(
     durations: Sequence[float],
     starts: list[float],
 ) -> None:
-    """Places `children` one after the other; the time of what is around them lies between."""
+    """Places `children` one after the other; the own time of what is around them lies between."""
     before_us, pauses = recorded[0], []
     for i in children:
         pauses.append(max(ops[i].start_us - before_us, 0.0))

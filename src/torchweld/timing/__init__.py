@@ -1,7 +1,7 @@
 """Paired timing: two or more sides of the same work in, a verdict with its interval out.
 
-`compare` is the entry. `Side` is what it drives: anything that can say how many seconds a number of
-calls took, a callable of this process or a worker in another one.
+`compare` is the entry. It drives `Side`s: anything that can say how many seconds a number of calls
+took, be it a callable of this process or a worker in another one.
 """
 
 from torchweld.timing.comparison import Comparison, Verdict

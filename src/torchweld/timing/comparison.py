@@ -6,36 +6,47 @@ that every figure in it can be computed anew. A figure that was not measured is 
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchweld.core.errors import TorchweldError
-from torchweld.core.files import parse_json
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import Count, Measured, Positive, Ratio, from_plain, short, to_plain
+from torchweld.core.record_fields import Count, Measured, Positive, Ratio
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.records import UNMEASURED
+from torchweld.core.saved_records import SavedRecord
 from torchweld.core.speeds import Speed
 from torchweld.core.texts import clean
 
 Verdict = Literal["faster", "slower", "same", "not measured"]
 
-_KIND = "torchweld.comparison"
-_VERSION = 2
+
+def _from_first(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of version 1, which had no NotMeasured but NaN, infinities and None."""
+    found = dict(data)
+    because = {UNMEASURED: str(data.get("reason", ""))}
+    unknown = ("nan", "inf", "-inf")
+    for name in ("speedup", "baseline_us", "candidate_us"):
+        if found.get(name) in unknown:
+            found[name] = because
+    ends = found.get("interval")
+    if isinstance(ends, (list, tuple)) and any(end in (*unknown, 0) for end in ends):
+        found["interval"] = because
+    if "noise" in found and found["noise"] in (None, *unknown):
+        found["noise"] = because
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(SavedRecord):
     """One candidate against the baseline.
 
     baseline, candidate: the names of the sides
     verdict:             what is known of the candidate, at this threshold
     reason:              why, in one sentence
-    wanted_s:            the budget_s that may be enough for a verdict; None where there is one, or
-                         where more time would not help
+    wanted_s:            the budget_s that may be enough for a verdict; None if there is one, or if
+                         more time would not help
     speedup:             baseline time / candidate time, the median over rounds
-    interval:            where the true speedup lies, early looks accounted for
+    interval:            where the true speedup lies, corrected for early looks
     confidence:          how sure that is
     rounds, discarded:   rounds used, and rounds dropped because the processor was taken away
     baseline_us, candidate_us: the median time of one call
@@ -48,9 +59,18 @@ class Comparison:
     log_ratios:          log(baseline / candidate) of each round
     control_log_ratios:  log(baseline / baseline again) of each round
 
-    Without rounds enough for any verdict the figures are `NotMeasured`. Where there were enough and
-    the verdict is "not measured" all the same, they are what was seen; `speed` never is.
+    Without enough rounds for any verdict the figures are `NotMeasured`. If there were enough and
+    the verdict is still "not measured", they are what was seen; `speed` is then `NotMeasured`.
     """
+
+    FORMAT = RecordFormat(
+        what="comparison",
+        version=2,
+        upgrades={1: _from_first},
+        remedy="compare again",
+        by_kind=True,
+        all_fields=True,
+    )
 
     baseline: str
     candidate: str
@@ -78,7 +98,7 @@ class Comparison:
 
     @property
     def speed(self) -> Speed | NotMeasured:
-        """What is known of the candidate's speed; the reason, where the verdict is none."""
+        """The candidate's speed; the reason if the verdict is "not measured"."""
         figures = (self.speedup, self.interval, self.baseline_us, self.candidate_us)
         speedup, interval, before_us, after_us = figures
         if (
@@ -104,50 +124,3 @@ class Comparison:
         if self.verdict == "faster":
             return f"{self.candidate} ran {figures} times faster than {self.baseline}"
         return f"{self.candidate} ran as fast as {self.baseline}, {figures}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. A float that JSON cannot hold becomes "nan", "inf" or "-inf"."""
-        fields = {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return {"kind": _KIND, "version": _VERSION, **fields}
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), allow_nan=False)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
-        """The opposite of `to_dict`; a TorchweldError that says what does not fit."""
-        if not isinstance(data, Mapping):
-            raise TorchweldError(f"the comparison is a {type(data).__name__}, no object")
-        given = data.get("kind"), data.get("version")
-        if given == (_KIND, 1):
-            data, given = _from_first(data), (_KIND, _VERSION)
-        if given != (_KIND, _VERSION):
-            raise TorchweldError(
-                f"kind and version are {' and '.join(map(short, given))}, and must be {_KIND!r} "
-                f"and {_VERSION}; load what Comparison.to_json wrote with the same release"
-            )
-        fields = {name: value for name, value in data.items() if name not in ("kind", "version")}
-        for name in ("interval", "log_ratios", "control_log_ratios"):
-            if isinstance(fields.get(name), tuple):
-                fields[name] = to_plain(fields[name])
-        return from_plain(cls, fields, "comparison")
-
-    @classmethod
-    def from_json(cls, text: str) -> Comparison:
-        return cls.from_dict(parse_json(text))
-
-
-def _from_first(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of version 1, which had no NotMeasured but NaN, infinities and None."""
-    found = dict(data)
-    because = {"not_measured": str(data.get("reason", ""))}
-    unknown = ("nan", "inf", "-inf")
-    for name in ("speedup", "baseline_us", "candidate_us"):
-        if found.get(name) in unknown:
-            found[name] = because
-    ends = found.get("interval")
-    if isinstance(ends, (list, tuple)) and any(end in (*unknown, 0) for end in ends):
-        found["interval"] = because
-    if "noise" in found and found["noise"] in (None, *unknown):
-        found["noise"] = because
-    return found

@@ -1,4 +1,4 @@
-"""`compare`, the entry to paired timing: sides in, one `Comparison` a candidate out."""
+"""`compare`, the entry to paired timing: sides in, one `Comparison` per candidate out."""
 
 import time
 from collections.abc import Sequence
@@ -74,15 +74,15 @@ def compare(
     Each side is a callable without arguments, or an object with `time(calls) -> seconds`. One
     candidate gives a `Comparison`, several give a list of them, in order, from shared rounds.
 
-    names:      of the baseline and each candidate, for the sentences
-    min_rounds: the fewest rounds a verdict may rest on, at least 20; a plain difference, such as
-                one of three times, is told from 5 if more do not fit, or if `enough` is given
-    budget_s:   seconds for each candidate, warm-up included, the first call of each side not; the
-                run ends earlier once everything is settled
+    names:      of the baseline and each candidate, for messages
+    min_rounds: the fewest rounds for a verdict, at least 20; a plain difference, such as a factor
+                of three, is told after 5 rounds if more do not fit, or if `enough` is given
+    budget_s:   seconds per candidate, with warm-up but without the first call of each side; the run
+                ends earlier once everything is settled
     threshold:  the smallest change that counts as one
-    precision:  the interval has to lie within this of 1 for "same"; 2 * threshold if left out
+    precision:  for "same" the interval must lie within this of 1; 2 * threshold if left out
     enough:     a difference that is surely larger than this needs no more rounds, however wide its
-                interval is; for who wants to know which side is faster, not by how much
+                interval is; use it to learn which side is faster, not by how much
     cold:       empty the caches before every call and time calls singly, so that weights come from
                 memory; otherwise they are as warm as the previous call leaves them
     seed:       of the order of the sides and of the bootstrap
@@ -120,7 +120,7 @@ def _names(names: Sequence[str] | None, count: int) -> list[str]:
     given = names if isinstance(names, (list, tuple)) else ()
     if len({name for name in given if isinstance(name, str)}) != count or len(given) != count:
         raise TorchweldError(
-            f"names is {list(given) if given else shown(names)}, and must be {count} different "
-            "ones, the baseline's first; leave it out to get baseline and candidate"
+            f"names is {list(given) if given else shown(names)}; it must be {count} different "
+            "names, the baseline's first; leave it out to get baseline and candidate"
         )
     return list(names)

@@ -1,10 +1,10 @@
-"""The run of a paired comparison: sides and settings in, one `Comparison` a candidate out.
+"""The run of a paired comparison: sides and settings in, one `Comparison` per candidate out.
 
-Every round times each side once, in random order, as a short block of calls: what the machine does
-for longer than a round hits all sides alike, and the random order turns what it does within one
-into noise that averages out. The baseline runs twice in a round; the second is the control. At a
-few fixed shares of the budget the rounds so far are judged, and candidates whose verdict is settled
-drop out.
+Every round times each side once, in random order, as a short block of calls. What disturbs the
+machine for longer than a round hits all sides alike; what disturbs it for less becomes noise, which
+the random order averages out. The baseline runs twice per round; the second run is the control. The
+rounds are judged at a few fixed shares of the budget, and candidates with a settled verdict drop
+out.
 """
 
 import math
@@ -39,13 +39,13 @@ MOST_ROUNDS = 5_000
 # op on a busy virtual machine the error of a 1 s run was 0.1 % with 0.15 ms, 0.4 % with 1.4 ms.
 BLOCK_S = 200e-6
 _RESOLUTIONS_PER_BLOCK = 1_000
-# A call that takes this long fills the caches itself, in a hundredth of its time or so.
+# A call that takes this long fills the caches itself, in about a hundredth of its time.
 _FILLS_CACHES_S = 0.1
 _TRIES_PER_BLOCK = 2
-# Where others use this much of the machine, a short block that took longer than this many times the
-# best is taken again, too, and the best of its tries counts: a thread that waits for a core at a
-# barrier is not seen as preempted. The same for all sides, so none gains by it. A long block meets
-# some of that whenever it runs.
+# If others use this much of the machine, a short block that took longer than this many times the
+# best is timed again too, and the best of its tries counts: a thread that waits for a core at a
+# barrier does not count as preempted. This holds for all sides, so none gains by it. A long block
+# meets some of that whenever it runs.
 _BUSY_CORES, _BUSY_TRIES, _DISTURBED = 0.3, 4, 1.3
 _SHORT_S = 2e-3
 
@@ -53,7 +53,7 @@ _WARM_UP_SHARE = 0.2
 _WARM_UP_WINDOW = 5
 _FLAT_WITHIN = 0.0025
 
-# From this share of the budget on, a run that will not see half of the fewest rounds is given up.
+# From this share of the budget on, a run that will not reach half of the fewest rounds is given up.
 _HOPELESS_FROM = 0.125
 
 
@@ -83,8 +83,8 @@ class Settings:
             raise misfit("compare", "clock", self.clock, "a function that gives seconds")
         if self.min_rounds < FEWEST_ROUNDS:
             raise TorchweldError(
-                f"min_rounds is {self.min_rounds}, and must be at least {FEWEST_ROUNDS}: fewer "
-                "rounds give no interval to rely on; raise it, or leave it out"
+                f"min_rounds is {self.min_rounds}; it must be at least {FEWEST_ROUNDS}, since "
+                "fewer rounds give no reliable interval; raise it, or leave it out"
             )
         for name in ("budget_s", "threshold", "precision"):
             value = getattr(self, name)
@@ -99,9 +99,9 @@ class NamedSide:
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """A side with the calls of one block, and what they take.
+    """A side, the number of calls in a block of it, and what they take.
 
-    call_s: the best time of a call; cost_s: of a block, untimed parts included.
+    call_s: the best time of a call; cost_s: the time of a block, including untimed parts.
     """
 
     name: str
@@ -121,7 +121,7 @@ class PairedRun:
         self._settings = settings
         self._flush = CacheFlush() if settings.cold else None
         self._begun_s = settings.clock()
-        # Compilation and first allocations belong to nobody's budget.
+        # Compilation and first allocations do not count towards the budget.
         first_s = [seconds_of(named.side, 1, named.name) for named in sides]
         self._deadline_s = settings.clock() + settings.budget_s
         limit_s = _WARM_UP_SHARE * settings.budget_s / len(sides)
@@ -166,7 +166,7 @@ class PairedRun:
         return [found[column] for column in candidates]
 
     def _look(self, column: int, last: bool, share: float) -> Comparison | None:
-        """The comparison for one candidate, or None if more rounds are to tell."""
+        """The comparison for one candidate, or None if more rounds are needed."""
         settings = self._settings
         seconds_RS = np.array(self._rows).reshape(-1, len(self._columns))
         used_RS = complete_rounds(seconds_RS, [*self._reference, column])
@@ -193,9 +193,10 @@ class PairedRun:
         return self._comparison(column, used_RS, discarded, judgement)
 
     def _round(self, columns: Sequence[int]) -> list[float] | None:
-        """Seconds per call of each column; NaN where it was not timed, or was disturbed.
+        """Seconds per call of each column; NaN if it was not timed, or was disturbed.
 
-        None if the budget ends within: preempted at every barrier, a 3 ms call can take seconds.
+        None if the budget ends meanwhile: a 3 ms call that is preempted at every barrier can take
+        seconds.
         """
         row = [math.nan] * len(self._columns)
         for index in columns:
@@ -206,7 +207,7 @@ class PairedRun:
         return row
 
     def _tried_s(self, column: _Column) -> float:
-        """The seconds of a block, taken again where it was disturbed; NaN if it is every time."""
+        """The seconds of a block, timed again if it was disturbed; NaN if it is every time."""
         best_s = math.nan
         usual_s = _DISTURBED * column.call_s * column.calls
         again = self._busy and usual_s < _SHORT_S
@@ -223,8 +224,8 @@ class PairedRun:
     def _block_s(self, side: Side, calls: int, name: str, call_s: float) -> float:
         """The seconds of one block, after emptying the caches or filling them with its own data.
 
-        Another side has used them since. After an untimed call no side gains from who ran before;
-        where a call takes long, `call_s`, there is nothing to gain.
+        Another side has used them since. After an untimed call it does not matter which side ran
+        before; where a call takes long, `call_s`, it does not matter anyway.
         """
         if self._flush is not None:
             self._flush()
@@ -233,7 +234,7 @@ class PairedRun:
         return seconds_of(side, calls, name)
 
     def _warm_up(self, named: NamedSide, limit_s: float, call_s: float) -> _Column:
-        """Runs a side until its best time stops falling, and finds the calls that fill a block."""
+        """Runs a side until its best time stops falling, and finds how many calls fill a block."""
         clock = self._settings.clock
         end_s = clock() + limit_s
         block_s = max(BLOCK_S, _RESOLUTIONS_PER_BLOCK * _resolution_s(clock))
@@ -259,7 +260,7 @@ class PairedRun:
     def _comparison(
         self, column: int, used_RS: Floats, discarded: int, judgement: PairedVerdict | None
     ) -> Comparison:
-        """The public result; without a judgement, for want of rounds, it is "not measured"."""
+        """The public result; without a judgement (too few rounds) it is "not measured"."""
         settings = self._settings
         rounds = len(used_RS)
         ratios = log_ratios(used_RS, column)
@@ -305,12 +306,12 @@ class PairedRun:
         )
 
     def _more_s(self) -> int:
-        """For each candidate: intervals are half as wide after four times the rounds."""
+        """Per candidate: intervals are half as wide after four times the rounds."""
         candidates = len(self._columns) - len(self._reference)
         return math.ceil(4 * self._settings.budget_s / candidates)
 
     def _too_few(self, rounds: int, discarded: int) -> tuple[str, int]:
-        """Why there is no verdict, and the seconds for each candidate that may bring one."""
+        """Why there is no verdict, and the seconds per candidate that may give one."""
         needed = self._settings.min_rounds
         if discarded > rounds:
             return (
@@ -333,12 +334,12 @@ class PairedRun:
 
 
 def _is_busy(meter: LoadMeter, clock: Clock) -> bool:
-    """Whether others use much of the machine; nothing real is known of an injected clock's."""
+    """Whether others use much of the machine; not known with an injected clock."""
     busy = meter.busy_cores()
     real = clock is time.perf_counter
     return real and not isinstance(busy, NotMeasured) and busy > _BUSY_CORES
 
 
 def _resolution_s(clock: Clock) -> float:
-    """The clock's step, where it is known; an injected clock is taken to be fine enough."""
+    """The clock's step, if it is known; an injected clock is assumed to be fine enough."""
     return time.get_clock_info("perf_counter").resolution if clock is time.perf_counter else 0.0

@@ -20,7 +20,7 @@ from torchweld.core.interrupts import is_interrupt
 
 try:
     import resource
-except ImportError:  # Windows: preemption goes unnoticed there, and shows as noise only
+except ImportError:  # Windows: preemption is not noticed there, and only shows as noise
     resource = None  # type: ignore[assignment]
 
 Clock = Callable[[], float]
@@ -72,7 +72,7 @@ class CallableSide:
 
 
 class CacheFlush:
-    """Called, it writes through a buffer larger than the last-level cache, with torch's threads."""
+    """When called, it overwrites a buffer larger than the last-level cache, on torch's threads."""
 
     def __init__(self, last_level_bytes: int | None = None) -> None:
         size = 2 * (last_level_bytes or last_level_cache_bytes())
@@ -111,12 +111,12 @@ def seconds_of(side: Side, calls: int, name: str) -> float:
             raise
         raise NotMeasuredError(
             f"{name} raised {type(error).__name__} while it was timed: {error}; "
-            "it has to run alone, again and again, before it can be compared"
+            "it must run alone, any number of times, before it can be compared"
         ) from error
     if not (math.isfinite(seconds) and seconds > 0.0):
         raise NotMeasuredError(
             f"{name} reported {seconds} s for {calls} calls; a positive number of seconds is "
-            "needed: give it more work a call, or a finer clock"
+            "needed: give it more work per call, or a finer clock"
         )
     return seconds
 
@@ -134,7 +134,7 @@ def last_level_cache_bytes() -> int:
 
 
 def _involuntary_switches() -> int:
-    """How often any thread of this process was made to give up its core."""
+    """How often any thread of this process had to give up its core."""
     if resource is None:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -4,8 +4,8 @@ A candidate is faster or slower only if its interval excludes 1, and the change 
 practical threshold and what the baseline shows against itself. It is the same only if the interval
 is narrow enough to exclude any change that matters. Everything else is not measured.
 
-A plain difference needs few rounds: `judge_few` has an interval of its own for them, which is wide,
-and says nothing but faster or slower.
+A plain difference needs few rounds: `judge_few` has its own, wide interval for them, and only says
+faster or slower.
 """
 
 import math
@@ -22,11 +22,11 @@ EARLY_LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 EARLY_ALPHA = ALPHA / 2 / len(EARLY_LOOKS)
 LAST_ALPHA = ALPHA / 2
 
-# The fewest rounds that can show a plain difference; without a control there is less to go by. What
-# such verdicts add to the chance of error is small beside ALPHA: see `few_interval`.
+# The fewest rounds that can show a plain difference; without a control more are needed. Such
+# verdicts add little to the chance of error, compared with ALPHA: see `few_interval`.
 FEW_ROUNDS, FEW_ROUNDS_ALONE = 5, 8
-# A difference that is surely so many times what the baseline shows against itself is a difference
-# on a machine that is not steady, too.
+# A difference that is surely this many times what the baseline shows against itself counts even on
+# a machine that is not steady.
 PLAIN = 3.0
 
 

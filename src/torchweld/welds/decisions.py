@@ -1,4 +1,4 @@
-"""What is to be done with a block: which kernel serves it at which number of rows. Plain data.
+"""What to do with a block: which backend serves it at which number of rows. Plain data.
 
 A `Decision` is saved and loaded by `torchweld.core.records`. M rows.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchweld.core.arguments import check_flags, check_kind, misfit
-from torchweld.core.records import Word
+from torchweld.core.record_fields import Word
 from torchweld.ops.backends import Abilities, backend_named
 from torchweld.welds.found_blocks import Block
 
@@ -31,12 +31,12 @@ class Choice:
 
     @property
     def mode(self) -> str:
-        """As the backend calls it."""
+        """The backend's name for it."""
         can = self.abilities
         return ((self.packed and can.packed_mode) or can.modes[0]).name
 
 
-# (first row count, last, choice). None, or no range: the original.
+# (first row count, last, choice)
 Ranges = tuple[tuple[int, int, Choice | None], ...]
 
 
@@ -46,9 +46,11 @@ def choice_at(ranges: Ranges, rows: int) -> Choice | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A block and its table.
+    """A block and its table: (first row count, last, choice).
 
-    in_group: the same for calls that its group makes as one; where they are not made so, by_rows
+    The original code runs where the choice is None, and outside the ranges.
+
+    in_group: the table for calls that the block's group runs as one; the others follow by_rows
     """
 
     block: Block
@@ -77,7 +79,7 @@ class Decision:
 
     @property
     def in_graphs(self) -> bool:
-        """Whether a graph that does not know its row counts may hold the op: each range has it."""
+        """Whether a graph may hold the op: it is for any row count, so each range must allow it."""
         kinds = [choice is not None and choice.abilities.in_graphs for *_, choice in self.by_rows]
         return bool(kinds) and all(kinds)
 

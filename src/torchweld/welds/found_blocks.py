@@ -16,7 +16,7 @@ import torch
 
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
-from torchweld.core.records import Bounds, Count, Length, Positive, Word
+from torchweld.core.record_fields import Bounds, Count, Length, Positive, Word
 
 DType = Literal["float32", "float64", "bfloat16", "float16"]
 

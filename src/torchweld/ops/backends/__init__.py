@@ -1,9 +1,9 @@
 """Backends: one block, several implementations, and the choice among them.
 
-`BACKENDS` lists them all, in the order of preference. A new backend is a file beside this one and a
-row there; everything else reads its `abilities`. `select` asks each for its reasons, then decides
-once: for the one asked for by name, or an UnsupportedError with every reason; else for the first
-that can, with the reasons of those passed over.
+`BACKENDS` lists all of them, in order of preference. A new backend is a file beside this one and a
+row in that list; everything else reads its `abilities`. `select` asks every backend for its
+reasons, then decides once. With a name it takes that backend, or raises an UnsupportedError with
+every reason. Without a name it takes the first that can serve, with the reasons of those before it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BackendRefusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The backend to use, and those before it that could not be."""
+    """The backend to use, and those before it that cannot serve."""
 
     backend: Backend
     passed_over: tuple[BackendRefusal, ...]
@@ -75,9 +75,9 @@ def select(
     mode: str | None = None,
     backends: Sequence[Backend] | None = None,
 ) -> Selection:
-    """The backend for `block` on x of these shapes; of `BACKENDS`, if no others are given.
+    """The backend for `block` on x of these shapes; `backends` are `BACKENDS` by default.
 
-    `mode` goes with `name`: modes are a backend's own.
+    `mode` needs `name`, because every backend has its own modes.
     """
     backends = BACKENDS if backends is None else backends
     if mode is not None and name is None:

@@ -1,7 +1,7 @@
 """What a backend can do, as plain data.
 
-`plan`, welding, `bench` and `torchweld info` read it, and none of them knows a backend by name.
-What plain data cannot say (this block, these shapes, this machine) a backend answers itself.
+`plan`, welding, `bench` and `torchweld info` read it; none of them knows a backend by name. What
+depends on the block, the shapes or the machine, the backend answers itself (`unsupported_reasons`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class BackendMode:
 class Abilities:
     """What one backend can do.
 
-    The first mode is the default and keeps no copy, so that it can serve while weights change. At
-    most one other mode packs: a `Choice` names a backend and says `packed` or not. A backend with
-    more ways to run a block is several rows in `BACKENDS`, which may come from one file.
+    The first mode is the default. It keeps no copy, so it can serve while weights change. At most
+    one mode packs, because a `Choice` names a backend and says `packed` or not. A backend with more
+    ways to run a block is several rows of `BACKENDS`, which may come from one file.
     """
 
-    devices: tuple[str, ...] | None  # torch's device types; None: any
+    devices: tuple[str, ...] | None  # torch's device types (ROCm's is "cuda"); None: any
     dtypes: tuple[str, ...] = FLOATS
     modes: tuple[BackendMode, ...]
-    needs: str  # what has to be there, in words
+    needs: str  # what must be installed, in words
     trains: bool  # results have gradients
     deterministic: bool  # the same bits at every run
     # `torch.ops.torchweld.chain` on its devices is this backend: graphs for any rows may hold it.

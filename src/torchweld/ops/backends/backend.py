@@ -1,8 +1,8 @@
 """What a backend is, and what it is asked about: a `Form`, a chain or group without its tensors.
 
-A backend says what it can (`abilities`), why it cannot serve (`unavailable`,
-`unsupported_reasons`), and builds a `Runner`: a block bound to its tensors, x `[..., K]` in,
-`[..., N]` out (one for each member of a group). M rows, K in, N out.
+A backend says what it can do (`abilities`) and why it cannot serve (`unavailable`,
+`unsupported_reasons`). It builds a `Runner`: a block bound to its tensors, x `[..., K]` in,
+`[..., N]` out (one per member of a group). M rows, K in, N out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = Literal["chain", "group"]
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What is to be computed. `sizes` has (K, N) of each layer, N being that after a gate."""
+    """What to compute. `sizes` has (K, N) of each layer; N is the width after a gate."""
 
     kind: Kind
     forms: tuple[LayerForm, ...]
@@ -37,7 +37,7 @@ class Form:
 
     @property
     def spec(self) -> str:
-        """As the ops of `torch.ops.torchweld` take it."""
+        """The text that the ops of `torch.ops.torchweld` take."""
         return format_spec(self.forms)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Form:
 
     @staticmethod
     def of(kind: Kind, forms: Sequence[LayerForm], tensors: Sequence[Tensor]) -> Form:
-        """The block that `tensors` make up, in the order the ops take them, or a BlockError."""
+        """The block that `tensors` make, in the order of the ops; else a BlockError."""
         format_spec(forms)  # at least one
         sizes = [
             _sizes(i, form, own) for i, (form, own) in enumerate(split_tensors(forms, tensors))
@@ -94,13 +94,14 @@ def _sizes(index: int, form: LayerForm, tensors: Sequence[Tensor]) -> tuple[int,
 class Runner(Protocol):
     """A block bound to its tensors.
 
-    It reads these tensors as they are at each call, whatever became of their contents and `.data`;
-    other tensors (a parameter object that replaces one of them) need a build of their own.
+    Each call reads these tensors as they are then, also after changes of their contents or `.data`.
+    If another parameter object replaces one of them, that is another tensor and needs another
+    build.
     """
 
     @property
     def copied_bytes(self) -> int:
-        """Memory of the copy of the weights that it keeps; 0 if it keeps none."""
+        """Bytes of the copy of the weights that it keeps; 0 without a copy."""
 
     def __call__(self, x: Tensor) -> Tensor | list[Tensor]: ...
 
@@ -125,10 +126,10 @@ class Backend(Protocol):
         device: torch.device,
         mode: str | None = None,
     ) -> list[str]:
-        """Why it cannot run `block` on x of these shapes; empty if it can, here and at all."""
+        """Why it cannot run `block` on x of these shapes, here or at all; empty if it can."""
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
-        """`block` bound to `tensors`; raises UnsupportedError, with every reason, if it cannot."""
+        """`block` bound to `tensors`; if it cannot be, an UnsupportedError with every reason."""
 
 
 def mode_of(backend: Backend, mode: str | None) -> str:
@@ -138,7 +139,7 @@ def mode_of(backend: Backend, mode: str | None) -> str:
 
 
 def plain_reasons(backend: Backend, dtype: torch.dtype, device: torch.device) -> list[str]:
-    """The reasons that follow from its abilities, and why it cannot be used here at all."""
+    """Why it cannot be used here at all, and the reasons that follow from its abilities."""
     can = backend.abilities
     reasons = backend.unavailable()
     if not can.runs_on([device.type]):
@@ -154,16 +155,16 @@ def plain_reasons(backend: Backend, dtype: torch.dtype, device: torch.device) ->
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """Where a weight will be used. Weights on meta are to come, and are taken to be for the CPU."""
+    """The device that a weight is for. A weight on meta gets its numbers later: on the CPU."""
     return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
 def check_build(backend: Backend, block: Form, tensors: Sequence[Tensor], mode: str | None) -> str:
-    """What every `build` starts with: the mode, once `tensors` prove to be ones it serves."""
+    """The start of every `build`: checks `tensors`, and returns the mode."""
     mode = mode_of(backend, mode)
     given = Form.of(block.kind, block.forms, tensors)
     if given != block:
-        raise BlockError(f"the tensors make up {given}, and the block to build is {block}")
+        raise BlockError(f"the tensors make {given}, but the block to build is {block}")
     kinds = {(t.dtype, t.device) for t in tensors}
     if len(kinds) > 1:
         listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -182,9 +183,9 @@ def refusal_lines(name: str, mode: str | None, block: Form, reasons: Sequence[st
 
 
 def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether a call wants values and nothing else: no gradient or tangent, no autocast, no tracer.
+    """Whether a call needs only values: no gradient or tangent, no autocast, no tracer.
 
-    Only then may a runner write into its own intermediate results, or use a copy of the weights.
+    Only then may a runner overwrite its own intermediate results, or use a copy of the weights.
     """
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
         return False
@@ -196,7 +197,7 @@ def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def check_features(x: Tensor, block: Form) -> None:
-    """A wrong last dimension is met here: folding x into rows would hide it."""
+    """Refuses a wrong last dimension, which folding x into rows would hide."""
     if x.dim() == 0 or x.shape[-1] != block.K:
         raise BlockError(
             f"x has shape {list(x.shape)}; expected {block.K} features in its last dimension"

@@ -1,7 +1,7 @@
-"""Backend `compile`: the block through torch.compile. For comparison, and where a plan asks for it.
+"""Backend `compile`: the block through torch.compile, for comparison and for plans that ask for it.
 
-One compiled function serves all blocks of a form: tensors are its arguments. It compiles at the
-first call of each shape, which takes seconds, so nothing chooses it that was not told to.
+One compiled function serves all blocks of a form; tensors are its arguments. It compiles at the
+first call of each shape, which takes seconds, so plans try it only when told to.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CompiledRunner:
 
 
 class CompileBackend:
-    """torch.compile, one graph a block."""
+    """torch.compile, one graph per block."""
 
     name = "compile"
     abilities = Abilities(
@@ -75,7 +75,7 @@ class CompileBackend:
     def unavailable(self) -> list[str]:
         if any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
             return []
-        return ["torch.compile needs a C++ compiler, and there is none on PATH"]
+        return ["torch.compile needs a C++ compiler, but there is none on PATH"]
 
     def unsupported_reasons(
         self,

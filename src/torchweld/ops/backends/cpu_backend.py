@@ -1,8 +1,8 @@
 """Backend `cpu`: the compiled kernels behind `torch.ops.torchweld`.
 
-Mode `natural` reads the weights where they lie; mode `packed` keeps a copy in the kernels' own
-layout, made again when the weights have changed. A call that wants more than values (a gradient,
-autocast, a tracer) takes the natural way in both.
+Mode `natural` reads the original weights. Mode `packed` keeps a copy in the kernels' own layout,
+and copies again when the weights have changed. A call that needs more than values (a gradient,
+autocast, a tracer) reads the original weights in both modes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PackedRunner:
         return self._kept[1].nbytes
 
     def _pack(self) -> tuple[WeightWatch, Tensor]:
-        # Watched before it is copied: an edit in between is then met at the next call.
+        # Watched before copying: the next call then finds an edit that happens in between.
         watch = WeightWatch(self._tensors, contents=True)
         return watch, torch.ops.torchweld.pack.default(self._tensors, self._spec)
 

@@ -1,9 +1,9 @@
 """Mode `mkldnn` of backend `torch`: oneDNN's linears, with the activation in the same op.
 
 `mkldnn::_linear_pointwise` takes x of any rank and a weight that `_reorder_linear_weight` has
-copied into oneDNN's own layout; its binary form multiplies by another tensor, so that a gated layer
-is two ops. Whether it wins is for measuring to say: 8 × 768 → 3072 gelu in fp32 took half of
-eager's time, 1 × 64 → 256 half as much again (one core of an EPYC Zen 4, torch 2.13).
+copied into oneDNN's own layout. Its binary form multiplies by another tensor, so a gated layer is
+two ops. It does not always win: 8 × 768 → 3072 gelu in fp32 took 0.5 times eager's time, 1 × 64 →
+256 took 1.5 times (one core of an EPYC Zen 4, torch 2.13).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchweld.ops.backends.backend import Form
 
 Step = Callable[[Tensor], Tensor]
 
-# activation -> (attribute, algorithm). relu is missing on purpose: oneDNN's makes 0 of NaN.
+# activation -> (attribute, algorithm). relu is missing on purpose: oneDNN's turns NaN into 0.
 _FUSED = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
@@ -34,7 +34,7 @@ _FUSED = {
 def reasons(dtype: torch.dtype, device: torch.device) -> list[str]:
     """Why oneDNN's linears cannot be used; empty if they can."""
     if device.type != "cpu":
-        return [f"oneDNN's linears run on the CPU, and the tensors are on {device}"]
+        return [f"oneDNN's linears run on the CPU, but the tensors are on {device}"]
     ops = torch.ops.mkldnn
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not built or not hasattr(ops, "_linear_pointwise"):
@@ -73,10 +73,10 @@ def _layer(form: LayerForm, tensors: Sequence[Tensor], copies: list[Tensor]) -> 
     parts = _gate_and_up(form, tensors)
     linears = []
     for weight, bias in parts:
-        # Without a row count: a copy laid out for one row was 60 % slower at 8 rows, while this one
-        # served 1 to 512 rows as well as one laid out for each.
+        # Without a row count: a copy made for 1 row was 60 % slower at 8 rows, while this one was
+        # as fast at 1 to 512 rows as copies made for each.
         copies.append(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
-        # The op reads a bias as if it were contiguous, whatever its stride.
+        # The op ignores the stride of a bias.
         linears.append((copies[-1], None if bias is None else bias.contiguous()))
     act = _linear(form, *linears[0])
     if len(linears) == 1:

@@ -1,7 +1,8 @@
-"""The specification: a chain or group in plain PyTorch, and the oracle when run in fp64.
+"""Backend `reference`, the specification: a chain or group in plain PyTorch.
 
-In: x `[..., K]`, the op's tensors and forms. Out: `[..., N]`, or one such for each member of a
-group. The two primitives it is made of may be given, to run the specification with others.
+Run in float64, it is what the numerical rule compares with. In: x `[..., K]`, the op's tensors and
+forms. Out: `[..., N]`, or one per member of a group. A caller may replace the two primitives that
+it consists of, to run the specification with others.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def run(block: Form, x: Tensor, tensors: Sequence[Tensor]) -> Tensor | list[Tens
 
 
 class ReferenceRunner:
-    """`block` bound to `tensors`, which are read at every call."""
+    """`block` bound to `tensors`, read at every call."""
 
     copied_bytes = 0
 
@@ -93,7 +94,7 @@ class ReferenceRunner:
 
 
 class ReferenceBackend:
-    """Plain PyTorch, as a model would be written: slow as eager, and always there."""
+    """Plain PyTorch, as a model is written: as slow as eager, and always available."""
 
     name = "reference"
     abilities = Abilities(

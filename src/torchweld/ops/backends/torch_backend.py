@@ -1,17 +1,18 @@
 """Backend `torch`: the fused variant in pure PyTorch, for any device.
 
-Against eager it leaves out what a call does not need when only values are wanted:
+If a call needs only values, it skips work that eager does:
 
-    views      x is folded into rows once and the output unfolded once; a weight is turned at build
-    buffers    activations and gates are written over the product they read, which nothing else sees
-    products   gate and up, or the members of a group, are one product where their weights lie side
-               by side in one storage
-    calls      torch's own fused ops: `_addmm_activation` for relu, `glu` for a gate of sigmoid, and
-               in mode `mkldnn` oneDNN's linears (`torchweld.ops.backends.mkldnn_linears`)
+    views      x is folded into rows once and the output unfolded once; weights are transposed at
+               build
+    buffers    activations and gates overwrite the product they read, which nothing else sees
+    products   gate and up, or the members of a group, are one product if their weights lie side by
+               side in one storage
+    calls      torch's own fused ops: `_addmm_activation` for relu, `glu` for a sigmoid gate, and in
+               mode `mkldnn` oneDNN's linears (`mkldnn_linears.py`)
 
-The arithmetic of mode `aten` is eager's. A call that wants a gradient, or runs under autocast or a
-tracer, is the reference. The outputs of a group made by one product are views of it, as those of a
-chunked projection are.
+The arithmetic of mode `aten` is eager's. A call that needs a gradient, or runs under autocast or a
+tracer, runs the reference. If one product makes the outputs of a group, they are views of it, as
+those of a chunked projection are.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from torchweld.ops.backends.weight_watch import WeightWatch, check_watchable, wa
 
 Step = Callable[[Tensor], Tensor]
 
-# Devices whose `_addmm_activation` is one kernel or one call; elsewhere it does not exist.
+# Devices that have `_addmm_activation`, as one kernel or one call.
 _FUSED_RELU = ("cpu", "cuda")
 
 
-# ---- parts of a layer: each takes and gives rows ----
+# ---- parts of a layer: rows in, rows out ----
 
 
 def _overwrite(form: LayerForm) -> Step | None:
-    """The activation, written over its argument where torch can; None for identity."""
+    """The activation, overwriting its argument where torch can; None for identity."""
     if form.activation == "identity":
         return None
     known_ = ACTIVATIONS[form.activation]
@@ -70,9 +71,9 @@ def _plain(form: LayerForm, weight_KN: Tensor, bias: Tensor | None) -> Step:
 
 
 def _gated(form: LayerForm, products: Sequence[Step], last: bool) -> Step:
-    """act(gate) · up from one product that holds both, or from the gate's and up's own.
+    """act(gate) · up, from one product that holds both or from one product each.
 
-    Inside a chain the result may stay where the gate was, strided; an output is to be contiguous.
+    Inside a chain the result may overwrite the gate, strided; an output must be contiguous.
     """
     act, gate_second = _overwrite(form), form.gate == "second"
 
@@ -91,7 +92,7 @@ def _gated(form: LayerForm, products: Sequence[Step], last: bool) -> Step:
     def interleaved(x: Tensor) -> Tensor:
         both = products[0](x)
         gate = both[:, ::2] if act is None else act(both[:, ::2])
-        # A product cannot read every second column without a copy, so there is one anyway.
+        # The next product cannot read every second column without a copy, so this is one.
         return gate * both[:, 1::2]
 
     if len(products) == 2:
@@ -111,7 +112,7 @@ def _turned(weight: Tensor, form: LayerForm) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
-    """One view over tensors that follow each other along `dim` in one storage, or None."""
+    """One view of tensors that follow each other along `dim` in one storage, or None."""
     first = tensors[0]
     size, end = 0, first.storage_offset()
     for t in tensors:
@@ -133,7 +134,7 @@ def joined(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
 def _joined_linears(
     forms: Sequence[LayerForm], weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Several Linears on one input as one, if memory allows: its `[K, N]` weight and bias."""
+    """Several Linears on one input as one, if they lie side by side: `[K, N]` weight and bias."""
     if len({form.transposed for form in forms}) > 1 or len(biases) not in (0, len(weights)):
         return None
     weight = joined(weights, 1 if forms[0].transposed else 0)
@@ -225,7 +226,7 @@ def _one_product(
 
 @dataclass(frozen=True, kw_only=True)
 class _Bound:
-    """A way to run the block, right as long as `watch` says so."""
+    """A way to run the block, valid as long as `watch` says so."""
 
     watch: WeightWatch
     run: Callable[[Tensor], Tensor | list[Tensor]]
@@ -248,7 +249,7 @@ class TorchRunner:
     @torch.no_grad()
     def _bind(self) -> _Bound:
         copying = self._mode == "mkldnn"
-        # Watched before it is copied: an edit in between is then met at the next call.
+        # Watched before copying: the next call then finds an edit that happens in between.
         watch = WeightWatch(self._tensors, contents=copying)
         plain = [t.detach() for t in self._tensors]
         if copying:
@@ -268,7 +269,7 @@ class TorchRunner:
 
 
 class TorchBackend:
-    """Fewer ops and fewer buffers than eager; nothing compiled."""
+    """Fewer ops and fewer buffers than eager, and nothing compiled."""
 
     name = "torch"
     abilities = Abilities(
@@ -302,7 +303,7 @@ class TorchBackend:
         mode = check_build(self, block, tensors, mode)
         if mode == "mkldnn":
             check_watchable(tensors, "mode mkldnn of backend torch")
-        elif not watchable(tensors):  # a transform or subclass wants more than values
+        elif not watchable(tensors):  # a transform or subclass needs more than values
             return reference_backend.ReferenceRunner(block, tensors)
         return TorchRunner(block, tensors, mode)
 

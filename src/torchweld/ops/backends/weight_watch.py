@@ -1,9 +1,9 @@
-"""Whether tensors are still what they were: what lets a runner keep views or copies of its weights.
+"""Whether tensors have changed: what lets a runner keep views or copies of its weights.
 
-The signals are those of `ops/packing.py`, read from Python: data pointer, shape and strides for
-views, with the version counter, a sample of the contents, and a look at all of them that takes up
-to 1,000 calls (longer above 16 MB), for copies. The storages are held, so that a pointer cannot be
-given to other memory meanwhile; that makes it exact. Pointer, shape and strides took 0.25 us a
+The signals are those of `ops/packing.py`, read from Python. For views: data pointer, shape and
+strides. For copies also: the version counter, a sample of the contents, and a rolling comparison of
+all contents that takes up to 1,000 calls (longer above 16 MB). The storages are held, so a pointer
+cannot be reused for other memory in the meantime. Pointer, shape and strides took 0.25 us per
 tensor, sample and version 0.2 us more (one core of an EPYC Zen 4).
 """
 
@@ -26,7 +26,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def watchable(tensors: Sequence[Tensor]) -> bool:
-    """Whether all are ordinary tensors with memory of their own: no subclasses, no transforms."""
+    """Whether all are ordinary tensors with their own memory: no subclasses, no transforms."""
     for tensor in tensors:
         if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
             return False
@@ -40,22 +40,22 @@ def watchable(tensors: Sequence[Tensor]) -> bool:
 def check_watchable(tensors: Sequence[Tensor], who: str) -> None:
     if not watchable(tensors):
         raise UnsupportedError(
-            f"{who} keeps a copy of the weights and has to see when they change, which it cannot "
-            "with tensor subclasses, sparse tensors or tensors inside a functorch transform; use "
+            f"{who} keeps a copy of the weights and must see when they change; it cannot with "
+            "tensor subclasses, sparse tensors or tensors inside a functorch transform: use "
             "another mode"
         )
 
 
 class WeightWatch:
-    """Looks at `tensors` now; `unchanged` compares them with that.
+    """Remembers `tensors` as they are now; `unchanged` compares them with that.
 
-    `contents`: at what is in them too, which has to be CPU memory.
+    `contents`: compare their contents too, which must be in CPU memory.
     """
 
     def __init__(self, tensors: Sequence[Tensor], *, contents: bool) -> None:
         self._places = [(t, t.data_ptr(), t.shape, t.stride()) for t in tensors]
         self._storages = [t.untyped_storage() for t in tensors]
-        # A tensor made in inference mode has no version: its sample has to do.
+        # A tensor made in inference mode has no version, only the sample.
         counted = [t for t in tensors if not t.is_inference()] if contents else []
         self._versions = [(t, t._version) for t in counted]
         samples = [_sample(t) for t in tensors] if contents else []
@@ -76,7 +76,7 @@ class WeightWatch:
 
 
 def rolling(tensors: Sequence[Tensor]) -> Callable[[], bool]:
-    """Looks at the next part of `tensors` when it is called: whether it is what it was."""
+    """A function that compares the next part of `tensors` per call: whether it is unchanged."""
     if kernel_build.build_problem() is not None:
         return _Rolling(tensors).unchanged
     compiled = importlib.import_module("torchweld._C")
@@ -85,7 +85,7 @@ def rolling(tensors: Sequence[Tensor]) -> Callable[[], bool]:
 
 
 class _Rolling:
-    """What csrc/rolling.h does, for an installation without it: slower, and as complete."""
+    """csrc/torch_glue/rolling_check.h for an installation without it: slower, but as complete."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         total = sum(t.numel() * t.element_size() for t in tensors)
@@ -118,7 +118,7 @@ def _integers(tensor: Tensor) -> numpy.ndarray[tuple[int, ...], numpy.dtype[nump
 
 
 def _rows(tensor: Tensor) -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]:
-    """A view with the largest stride first; flat where the elements lie without gaps."""
+    """A view with the largest stride first; flat if there are no gaps between the elements."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
     turned = _integers(tensor.detach().permute(order))
@@ -126,9 +126,9 @@ def _rows(tensor: Tensor) -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.in
 
 
 def _sample(tensor: Tensor) -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]:
-    """A view of few elements: every one along short dimensions, a diagonal through the long ones.
+    """A view of few elements: all along short dimensions, a diagonal through the long ones.
 
-    So the edit of a whole tensor, or of a block of a fifteenth of its rows or columns, is met.
+    So it shows the edit of a whole tensor, or of a block of a fifteenth of its rows or columns.
     """
     sizes, strides = [_SAMPLES], [0]
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):

@@ -1,8 +1,8 @@
 """Where a profile's time goes: arithmetic, necessary traffic, four wastes, and what is unexplained.
 
-In: a `Profile`. Out: an `Account`, one `OpAccount` an op and one `ModuleAccount` a module. Pure
-functions; nothing is measured here. `pricing.py` explains ops on a CPU, `device_pricing.py` what
-ran on a device; here their parts are added up by module and for the step.
+In: a `Profile`. Out: an `Account`, with one `OpAccount` per op and one `ModuleAccount` per module.
+Pure functions; nothing is measured here. `cpu_pricing.py` explains ops on a CPU,
+`device_pricing.py` what ran on a device; here their parts are added up by module and for the step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 # `dataclasses.astuple` copies deeply, which takes longer than all the rest.
 _parts = attrgetter(*PARTS)
 _UNEXPLAINED = PARTS.index("unexplained_us")
-# Of the step: a peak that ops beat by more is too low.
+# A share of the step: if ops beat a peak by more, the peak is too low.
 TOLERATED_BEYOND = 0.05
 
 
@@ -55,7 +55,7 @@ def account(profile: Profile) -> Account:
 
 
 def _untimed(timed: Account, why: NotMeasured) -> Account:
-    """The same without whatever rests on times."""
+    """The same without anything that depends on times."""
     return Account(
         ops=tuple(replace(op, split=why, bound="unknown") for op in timed.ops),
         modules=tuple(replace(m, split=why, own=why, bound="unknown") for m in timed.modules),
@@ -101,16 +101,16 @@ def _accounted(profile: Profile, step_us: float) -> Account:
 
 
 def beyond_peaks_us(ops: Iterable[OpAccount]) -> float:
-    """By how much ops were faster than their arithmetic at the peak; if by much, it is no peak.
+    """By how much ops were faster than their arithmetic at the peak. If by much, the peak is wrong.
 
-    Memory says nothing of the kind: an op need not read all that it is given.
+    Memory does not tell: an op need not read all that it is given.
     """
     splits = (op.split for op in ops if isinstance(op.split, Split))
     return sum(s.arithmetic_us - s.total_us for s in splits if 0 < s.total_us < s.arithmetic_us)
 
 
 def peaks_hold(account: Account) -> bool:
-    """Whether ops stay below the peaks; if not, these are too low, and so is every bound."""
+    """Whether ops stay below the peaks. If not, the peaks are too low, and so is every bound."""
     step = account.step
     if isinstance(step, NotMeasured):
         return True
@@ -118,19 +118,19 @@ def peaks_hold(account: Account) -> bool:
 
 
 def _about_peaks(profile: Profile, priced: Priced, step_us: float) -> list[str]:
-    """What rooflines are worth where ops beat them."""
+    """A notice if ops beat their rooflines."""
     beyond_us = beyond_peaks_us(priced.ops)
     if profile.device is not None or not beyond_us > TOLERATED_BEYOND * step_us:
         return []
     return [
-        f"ops took {duration(beyond_us)} less than their arithmetic would at the peaks that are "
-        "known of this machine, so these were measured when it was busy, and rooflines are too "
-        "low; on an idle machine, `torchweld info --measure` measures them again"
+        f"ops took {duration(beyond_us)} less than their arithmetic would at this machine's known "
+        "peaks, so the peaks were measured while it was busy, and rooflines are too low; "
+        "`torchweld info --measure` measures them again on an idle machine"
     ]
 
 
 def _about_memory(profile: Profile, step: Split) -> list[str]:
-    """What round trips are worth where the trace does not tell which memory an op reads."""
+    """A notice if the trace does not tell which memory an op reads."""
     if profile.about.source != "trace" or step.traffic_us <= 0 or step.round_trip_us > 0:
         return []
     if any(x is not None and x.storage is not None for op in profile.ops for x in op.inputs):
@@ -196,7 +196,7 @@ def _split(parts: Sequence[float]) -> Split:
 
 
 def _bound(total: _Sums) -> Bound:
-    """As for an op; of several, what holds the larger part of the roofline back."""
+    """As for an op: what holds back the larger part of the roofline."""
     split = _split(total.parts)
     if split.total_us > 0 and 2 * (split.launch_us + split.host_us) > split.total_us:
         return "overhead"
@@ -216,6 +216,6 @@ def _explained(profile: Profile, priced: Priced, step_us: float) -> float:
             explained_us += split.explained_us
     if step_us <= 0:
         return 0.0
-    # What is more than the step is wrong by as much, so that much less is explained.
+    # An excess over the step is an error of that size, so that much less is explained.
     too_much_us = max(0.0, covered_us - step_us)
     return max(0.0, explained_us - 2 * too_much_us) / step_us

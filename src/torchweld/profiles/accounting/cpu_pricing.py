@@ -1,18 +1,18 @@
 """Explains the time that ops take on a CPU.
 
-In: a `Profile` and the peaks of the CPU it was taken on. Out: one `OpAccount` an op. For an op that
-does work and takes `t`:
+In: a `Profile` and the peaks of the CPU it was taken on. Out: one `OpAccount` per op. For an op
+that does work and takes `t`:
 
     arithmetic   its FLOPs at the peak of its type; memory: its bytes at the rate of `traffic.py`
     roofline     the larger of the two
-    traffic      what of the memory time does not hide behind the arithmetic
+    traffic      the part of the memory time that does not hide behind the arithmetic
     round trip   the part of that which goes to memory written and read within the step
     launch       what the smallest op takes, if `t` leaves that much above the roofline
-    slow         the rest; unexplained, where no model knows the op
+    slow         the rest; unexplained if no model knows the op
 
-All of the time of what does no work (views, allocations, compositions, the autograd engine) is the
-host's. An op of unknown kind may do anything beside the known ones it runs: what its own time has
-above a launch is unexplained.
+The time of ops that do no work (views, allocations, compositions, the autograd engine) is all the
+host's. An op of unknown kind may do anything besides the known ops it runs: its own time above a
+launch is unexplained.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def price_on_cpu(profile: Profile) -> Priced:
 
 
 def host_split(time_us: float) -> Split:
-    """All of it the host's; below zero, the correction took too much away."""
+    """All of it is the host's. Below zero, the correction took too much away."""
     return Split(host_us=max(time_us, 0.0), unexplained_us=min(time_us, 0.0))
 
 
@@ -149,7 +149,7 @@ class _CpuPricing:
         return _of_work("unknown", work, NONE, launches, bound, 0.0, split)
 
     def _arithmetic_us(self, op: Op, work: Work) -> float | None:
-        """None where it is not known how much there is, or how fast it could be."""
+        """None if it is not known how much there is, or how fast it could be."""
         if not work.flops:
             return None if work.flops is None else 0.0
         gflops = self.gflops[arithmetic_dtype(op)]
@@ -162,8 +162,9 @@ def explain_work(
     """The parts of the time of an op that does work, and what holds it back."""
     known = arithmetic_us is not None
     arithmetic = arithmetic_us if arithmetic_us is not None else 0.0
-    # What was done in less time was moved faster than its price, or not all of it was moved: rates
-    # hold for working sets of the sizes that were probed, and an op need not read all it is given.
+    # An op that took less time moved its bytes faster than their price, or did not move all of
+    # them: rates hold for the probed sizes of working sets, and an op need not read all it is
+    # given.
     memory_us = min(traffic.memory_us, max(time_us, 0.0))
     excess_us = max(0.0, memory_us - arithmetic)
     share = traffic.round_trip_us / traffic.memory_us if traffic.memory_us else 0.0

@@ -1,9 +1,9 @@
 """The device's account: what ran on it, what it waited for, and which op launched it.
 
 In: a `Recording`. Out: `Device`, or None when nothing ran on a device. Each rule says which field
-of an event it rests on. All figures but the lists cover the **whole steps**: where the recording
-has more than one step, what was launched from the beginning of the last one on is left out, because
-the profiler is stopped inside that step (it waits for the device and collects its buffers).
+of an event it reads. All figures but the lists cover **whole steps**: if the recording has more
+than one step, launches from the start of the last one on are left out, because the profiler is
+stopped inside that step (it waits for the device and collects its buffers).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy$|^hipMemcpyWithStream$")
 def link(recording: Recording) -> None:
     """Joins what ran on the device with the calls and the ops that launched it, in place.
 
-    Sets `launch` of device events, and says of the inputs of ops inside which a kernel was launched
-    that they are on a device. A trace does not tell where a tensor is; ops that launch nothing
-    (views, or work of the host) keep "cpu".
+    Sets `launch` of device events. If a kernel was launched inside an op, the op's inputs are
+    marked as on a device. A trace does not tell where a tensor is; inputs of ops that launch
+    nothing (views, or work of the host) keep "cpu".
     """
     events = recording.events
     # "correlation" is the same for a call and for what it put on the device; 0 stands for none.
@@ -48,7 +48,8 @@ def link(recording: Recording) -> None:
             while around >= 0 and event.kind == KERNEL and around not in computing:
                 computing.add(around)
                 around = events[around].parent
-    # By identity, since hashing shapes takes longer; the originals are kept so that they have one.
+    # By identity, since hashing shapes takes longer; the originals are kept, so that ids stay
+    # valid.
     moved: dict[int, tuple[Inputs, Inputs]] = {}
     for i in computing:
         inputs = events[i].inputs
@@ -152,7 +153,7 @@ def with_kernels(ops: Sequence[Op], device: Device | None) -> tuple[Op, ...]:
 
 
 def covered(spans: Iterable[Span]) -> list[Span]:
-    """The times that at least one of the spans covers, in order, none touching another."""
+    """The times that at least one span covers, in order, merged where they touch."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -185,9 +186,9 @@ def _ran(recording: Recording) -> list[Event]:
 
 
 def _launch(event: Event, candidates: Sequence[int], events: Sequence[Event]) -> int:
-    """Of several calls with one number (processes count alike), the last before the kernel.
+    """Of several calls with one number (every process counts from 0), the last before the kernel.
 
-    Where a call is inside another with the same number, the outer one.
+    If a call is inside another with the same number, the outer one.
     """
     if len(candidates) < 2:
         return candidates[0] if candidates else -1
@@ -203,9 +204,9 @@ def _gaps(
 ) -> Iterator[Gap]:
     """Where nothing ran, and why.
 
-    The call that launched what ran next began ("ts") after the gap did: the host was late, or, if
-    its thread stood in a call that waits for the device, a synchronisation made it late. It began
-    before: the device itself was not ready, for a copy or for a kernel.
+    If the call that launched what ran next began ("ts") after the gap did, the host was late; if
+    its thread was in a call that waits for the device, a synchronisation made it late. If the call
+    began before the gap, the device itself was not ready, for a copy or for a kernel.
     """
     first_at: dict[float, Kernel] = {}
     for kernel in kernels:

@@ -1,6 +1,6 @@
 """Peak rates of devices by name, as their vendors publish them; used for rooflines only.
 
-Dense rates, at boost clock, without sparsity: what no kernel exceeds and few come near. "float32"
+Dense rates at boost clock, without sparsity: no kernel exceeds them, and few come near. "float32"
 is the rate of plain fp32 arithmetic, "tf32" that of fp32 tensors on tensor cores where the user
 allows it. A device that is not listed has no roofline; nothing is guessed from a similar name.
 """
@@ -49,7 +49,7 @@ _PEAKS: tuple[tuple[str, dict[str, float], float], ...] = (
         {"float64": 81.7, "float32": 163.4, "tf32": 653.7, "bfloat16": 1307, "float8": 2615},
         5300,
     ),
-    # A board has two dies, and each is a device of its own: half of the board's figures.
+    # A board has two dies, each of which is one device: half of the board's figures.
     (r"\bMI250X\b", {"float64": 47.9, "float32": 47.9, "bfloat16": 191.5}, 1638),
     (r"\bMI250\b", {"float64": 45.3, "float32": 45.3, "bfloat16": 181}, 1638),
 )

@@ -1,16 +1,16 @@
 """Explains the time from a device's first kernel to its last.
 
-In: a `Profile` with a `Device`. Out: one `OpAccount` an op, about the kernels that this op launched
-and the idle time that its launch ended; the host's own time is hidden behind the device, or shows
-as its idle time.
+In: a `Profile` with a `Device`. Out: one `OpAccount` per op, about the kernels that this op
+launched and the idle time that its launch ended. The host's own time is hidden behind the device,
+or shows as idle time.
 
     launch        nothing ran because the host was late, or between one kernel and the next
-    host          nothing ran because the host waited for the device before it went on
+    host          nothing ran because the host waited for the device first
     arithmetic, traffic, slow   of kernels whose op has a model, by the device's published peaks
     unexplained   all other kernels, copies to and from the device, communication, other gaps
 
-Ops that began after what the device's figures cover are left out: nothing is counted for them.
-Kernels that run at the same time share it: their times are scaled to the time that anything ran.
+Ops that began after the steps that the device's figures cover are left out.
+Kernels that run at the same time share it: their times are scaled to the time in which any ran.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class _DevicePricing:
     def explain(
         self, i: int, op: Op, kernels: Sequence[Kernel], gaps: Sequence[Gap], scale: float
     ) -> OpAccount:
-        # What ran in a step that the device's figures leave out has no time here, so it must not
-        # count as work either: rates would be too high.
+        # What ran in a step that the device's figures leave out has no time here. It must not
+        # count as work either, or rates would be too high.
         kind, work = kind_of(op.name), self.works[i] if self.device.covers_op(op) else None
         time_us = scale * sum(kernel.duration_us for kernel in kernels)
         bound: Bound = "unknown" if kernels or work is not None else "overhead"
@@ -126,7 +126,7 @@ class _DevicePricing:
         )
 
     def _arithmetic_us(self, op: Op, work: Work, time_us: float) -> float | None:
-        """None where it is not known how much there is, or how fast it could be."""
+        """None if it is not known how much there is, or how fast it could be."""
         if not work.flops:
             return None if work.flops is None else 0.0
         gflops = self.device.peak_gflops.get(arithmetic_dtype(op))

@@ -1,9 +1,9 @@
 """Models of pointwise ops, reductions, normalisations, losses and optimizer steps.
 
-Every model takes a `OpCall` and gives its `Work`. The operations an element were counted off the
+Every model takes an `OpCall` and gives its `Work`. Operations per element were counted from the
 formulas. An exponential, logarithm or error function is a range reduction and a polynomial of
-degree five or more: about ten operations. Division and square root count one, as is usual, though
-a CPU takes longer over them.
+degree five or more: about ten operations. Division and square root count as one, as usual, though
+a CPU takes longer for them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pointwise(call: OpCall) -> Work:
 
 
 def reduction(call: OpCall) -> Work:
-    """One operation an element; the results are few where the recording does not show them."""
+    """One operation per element; results that the recording does not show count as small."""
     if not call.inputs or call.in_complex:
         return call.unknown()
     return call.work(max(tensor.numel for tensor in call.inputs), 0)
@@ -137,7 +137,7 @@ def loss_backward(call: OpCall) -> Work:
 
 # ---- optimizers ----
 
-# Operations an element; how many lists of tensors it may take; how many of them hold counters.
+# Operations per element; how many lists of tensors it may take; how many of them hold counters.
 _FUSED_OPTIMIZERS = {
     # averages of the gradient (3) and its square (4), decay (2), root, quotient, update (4)
     "_fused_adam": (14, (5, 6), 1),

@@ -1,14 +1,13 @@
 """The memory account: what a step allocates, its peak, who made what is alive then.
 
 In: a recording made with memory, and its attribution. Out: `Memory`, or None when the recording has
-no allocations. What was alive before the step began is not counted, and what it frees of that
-neither.
+no allocations. Memory that was alive before the step is not counted, nor is freeing it.
 
 What is saved for backward is read from the recording: memory that the forward pass made, that a
 node of the backward graph reads, and that the op which made this node had at hand. That leaves out
-what merely lives on (outputs, detached tensors) and the gradients that come in. Hooks on saved
-tensors would tell as much, but torch.func refuses to run under them, and the step may be one of a
-user's loop. Where a recording does not name the storages, nothing is known to be saved.
+what merely lives on (outputs, detached tensors) and incoming gradients. Hooks on saved tensors
+would tell the same, but torch.func refuses to run under them, and the step may belong to a user's
+loop. If a recording does not name the storages, nothing is known to be saved.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torchweld.profiles import events
 from torchweld.profiles.attributing.attribution import ENGINE, Attribution
 from torchweld.profiles.profile import Allocation, Memory
 
-# A list of everything alive would be as long as the model; the largest say what there is to know.
+# A list of everything alive would be as long as the model; the largest are enough.
 LISTED = 40
 _LATE = ("backward", "recompute", "optimizer")
 
@@ -79,7 +78,7 @@ def _saved(recording: events.Recording, found: Attribution) -> dict[str, int]:
     for i, event in enumerate(recording.events):
         around = nodes[event.parent] if event.parent >= 0 else -1
         if _is_node(event):
-            # The engine's own range holds the sums of gradients, AccumulateGrad nothing but them.
+            # The engine's own range holds the sums of gradients, and AccumulateGrad nothing else.
             passes = event.name.startswith(ENGINE) or "AccumulateGrad" in event.name
             nodes.append(-1 if passes else i)
             continue
@@ -107,7 +106,7 @@ class _ForwardOps:
 
     def __init__(self, recording: events.Recording) -> None:
         self._events = recording.events
-        # Of the ops that note the same number, the last to begin made the node.
+        # If several ops note the same number, the last to begin made the node.
         self._sources = {
             (event.thread, event.sequence): i
             for i, event in enumerate(recording.events)

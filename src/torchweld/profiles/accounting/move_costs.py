@@ -1,6 +1,6 @@
-"""Models of what moves memory and computes nothing to speak of: copies, fills, gathers, scatters.
+"""Models of ops that move memory and compute next to nothing: copies, fills, gathers, scatters.
 
-Every model takes a `OpCall` and gives its `Work`.
+Every model takes an `OpCall` and gives its `Work`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _gathered_bytes(call: OpCall) -> int:
     count = broadcast(indices)
     if call.plain in ("gather", "take"):
         return count * item_bytes(table)
-    # index takes one index a dimension, embedding and index_select one alone.
+    # index takes one index per dimension, embedding and index_select a single one.
     dimensions = len(indices) if call.plain == "index" else 1
     row = math.prod(table.shape[dimensions:])
     return count * row * item_bytes(table)

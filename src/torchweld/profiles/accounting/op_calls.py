@@ -1,7 +1,7 @@
 """One call of one op, its arguments sorted into what is read and what is written.
 
-`Work` is what a call has to do; `OpCall` is what the models of `products.py`, `elementwise.py` and
-`moves.py` make it from.
+`Work` is what a call has to do. The models of `product_costs.py`, `elementwise_costs.py` and
+`move_costs.py` make it from an `OpCall`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torchweld.profiles.attributing.op_schemas import out_arguments
 from torchweld.profiles.profile import ITEM_BYTES, Op, Tensor
 
-# Which memory (a storage, None if the recording does not tell) and how many bytes of it.
+# Which memory (a storage; None if the recording does not tell), and how many bytes of it.
 Access = tuple[int | None, int]
 
 

@@ -1,9 +1,9 @@
 """What an op has to do: floating-point operations, bytes read, bytes written.
 
 In: an `Op` and its kind. Out: `Work`, every read and write with the memory it goes to. It follows
-from the shapes alone, and is what the op cannot do without: each input read once, each result
-written once. A multiply-add counts two; integer arithmetic is not counted. The models are in
-`products.py`, `elementwise.py` and `moves.py`.
+from the shapes alone, and is the least that the op must do: read each input once and write each
+result once. A multiply-add counts as two; integer arithmetic is not counted. The models are in
+`product_costs.py`, `elementwise_costs.py` and `move_costs.py`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def works_of(ops: Sequence[Op]) -> list[Work | None]:
 
 
 def made_inside(ops: Sequence[Op], works: Sequence[bool]) -> dict[int, list[tuple[int, int]]]:
-    """Op that does work -> memory that ops inside it made, which do none or prepare for it."""
+    """Op that does work -> memory made by ops inside it that do none, or that prepare for it."""
     found: dict[int, list[tuple[int, int]]] = {}
     for op in ops:
         if op.written:

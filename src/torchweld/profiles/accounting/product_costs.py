@@ -1,6 +1,6 @@
-"""Models of what multiplies matrices: products, torchweld's ops, convolutions, attention.
+"""Models of ops that multiply matrices: products, torchweld's ops, convolutions, attention.
 
-Every model takes a `OpCall` and gives its `Work`; arguments that do not fit give work of unknown
+Every model takes an `OpCall` and gives its `Work`. Arguments that do not fit give work of unknown
 arithmetic. M rows, K in, N out.
 """
 
@@ -152,8 +152,8 @@ def packed(call: OpCall) -> Work:
     """chain_packed and group_packed(x, bytes), group_of_packed(x, bytes of each member): the
     weights in the kernels' own order.
 
-    Biases and panels that were filled up are among the bytes, and count as weights: less than one
-    in a hundred from 100 inputs on where the outputs fill whole panels.
+    The bytes include biases and padding of panels, which count as weights: less than 1 % from 100
+    inputs on, if the outputs fill whole panels.
     """
     if len(call.inputs) < 2 or not call.inputs[0].shape:
         return call.unknown()

@@ -1,8 +1,8 @@
 """`tw.diff`: what changed between two profiles, module by module.
 
 In: two `Profile`s. Out: a `Diff`, plain data that saves to JSON. Modules are matched by their path.
-Where fusion, compilation or wrapping made modules appear or vanish, what they did is compared at
-the nearest module around them that ran on both sides. Layers that changed alike are one line:
+If fusion, compilation or wrapping made modules appear or vanish, their work is compared at the
+nearest module around them that ran on both sides. Layers that changed alike are one line:
 `layers.*.mlp`.
 
 Times of different machines, set-ups or workloads are not compared: `not_comparable` says why, and
@@ -11,17 +11,16 @@ counts are compared nevertheless.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torchweld.core.arguments import check_kind
-from torchweld.core.files import MOST_BYTES
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
-from torchweld.core.records import Positive
-from torchweld.core.saved_records import FileFormat
+from torchweld.core.record_fields import Positive
+from torchweld.core.record_format import RecordFormat
+from torchweld.core.saved_records import SavedRecord
 from torchweld.profiles.accounting.account import Account, account
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.accounting.traffic import round_trips_of
@@ -58,7 +57,7 @@ class Change:
     path: str  # "layers.*.mlp"; "" for the model
     modules: Positive
     kinds: tuple[str, str]  # class names before and after
-    own: bool  # only what is in none of the modules compared on lines of their own
+    own: bool  # only what is in none of the modules that have their own lines
     before: Amount
     after: Amount
 
@@ -73,7 +72,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff:
+class Diff(SavedRecord):
     """Two profiles side by side. All amounts are for one step.
 
     `changes` holds every module that did anything, what changed most first; together they are the
@@ -81,10 +80,12 @@ class Diff:
     did is in the change of the nearest module around them.
     """
 
+    FORMAT = RecordFormat(what="diff", version=1, remedy="take it again")
+
     a: About
     b: About
     not_comparable: tuple[str, ...]  # why times cannot be compared; empty if they can
-    on_device: bool  # both have a device: its time decides the order
+    on_device: bool  # both have a device, whose time decides the order
     step_us: tuple[float | NotMeasured, float | NotMeasured]
     step: Change
     changes: tuple[Change, ...]
@@ -99,27 +100,6 @@ class Diff:
         if self.not_comparable or isinstance(one, NotMeasured) or isinstance(two, NotMeasured):
             return None
         return one / two if one > 0 and two > 0 else None
-
-    def to_json(self) -> str:
-        return FORM.text(self)
-
-    @staticmethod
-    def from_json(text: str) -> Diff:
-        """The opposite of `to_json`."""
-        check_kind("from_json", "text", text, str, "what to_json returned")
-        return FORM.parse(text)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON, compressed if the name ends in .gz; an existing file is replaced whole."""
-        FORM.save(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Diff:
-        """The opposite of `save`."""
-        return FORM.load(path)
-
-
-FORM = FileFormat(kind=Diff, what="diff", format=1, remedy="take it again", most_bytes=MOST_BYTES)
 
 
 def diff(a: Profile, b: Profile) -> Diff:
@@ -235,7 +215,7 @@ def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
     for name, profile in (("a", a), ("b", b)):
         if profile.about.steps > 1:
             found.append(
-                f"{name} covers {profile.about.steps} steps; its amounts are divided by it"
+                f"{name} covers {profile.about.steps} steps; its amounts are means per step"
             )
         found += [f"{name}: {notice}" for notice in profile.notices]
     return tuple(found)
@@ -340,7 +320,8 @@ class _Side:
         for kernel in device.kernels if device is not None else ():
             if device is not None and not device.covers(kernel):
                 at = ops[kernel.op].module if kernel.op >= 0 else 0
-                # The account counts no launches of these ops; what no op launched was counted.
+                # The account counts no launches for these ops, but it does for kernels without an
+                # op.
                 yield at, Amount(launches=-int(kernel.op < 0), device_us=-kernel.duration_us)
 
     def _own(self) -> list[Amount]:
@@ -351,7 +332,7 @@ class _Side:
         for op, explained, read_back in zip(profile.ops, self.account.ops, trips, strict=True):
             found[op.module] += Amount(
                 launches=explained.launches,
-                # None where the account could not price any: the two columns go together.
+                # None if the account could not price any: the two columns go together.
                 round_trips=read_back if explained.round_trip_bytes > 0 else 0,
                 round_trip_bytes=explained.round_trip_bytes,
             )
@@ -359,7 +340,7 @@ class _Side:
             found[i] += Amount(time_us=module.self_us)
         for kernel in profile.device.kernels if profile.device is not None else ():
             at = profile.ops[kernel.op].module if kernel.op >= 0 else 0
-            # What no op launched is nobody's launch in the account.
+            # The account gives kernels that no op launched to no op.
             launches = 0 if kernel.op >= 0 else 1
             found[at] += Amount(launches=launches, device_us=kernel.duration_us)
         return found

@@ -21,8 +21,8 @@ TOLERATED_EXCESS = 1.1
 class OpRow:
     """All calls of one op in one phase. Rates and `of_roofline` are None without a model or times.
 
-    An op that was faster than its roofline by more than a measurement differs from the next was
-    not moved or computed at the rates that are known for it: what share it reached is not known.
+    If an op was faster than its roofline by more than measurements differ, it did not move or
+    compute at the known rates: its share of the roofline is not known.
     """
 
     name: str
@@ -37,7 +37,7 @@ class OpRow:
     moved_bytes: int
     gflops: float | None
     gbps: float | None
-    of_roofline: float | None  # 1: as fast as the roofline allows; None where it was faster
+    of_roofline: float | None  # 1: as fast as the roofline allows; None if it was faster
     bound: Bound  # what most of the time is bound by
     split: Split | NotMeasured
 
@@ -48,7 +48,7 @@ def roofline(profile: Profile, account: Account) -> tuple[OpRow, ...]:
     device = profile.device
     for i, op in enumerate(profile.ops):
         if device is not None and not device.covers_op(op):
-            continue  # in no figure of the account, so no call of it either
+            continue  # not in the account's figures, so not a call of it
         groups.setdefault((op.name, op.phase), []).append(i)
     step = account.step
     if isinstance(step, NotMeasured):
@@ -59,7 +59,7 @@ def roofline(profile: Profile, account: Account) -> tuple[OpRow, ...]:
 
 
 def _counted(profile: Profile, account: Account, members: list[int], why: NotMeasured) -> OpRow:
-    """What is known of ops whose times are not."""
+    """What is known of ops without their times."""
     found = [account.ops[i] for i in members]
     first = profile.ops[members[0]]
     return OpRow(
@@ -114,5 +114,5 @@ def _row(profile: Profile, account: Account, members: list[int], whole_us: float
 
 
 def _reached(share: float) -> float | None:
-    """Of the roofline, at most 1; None where the roofline cannot be right."""
+    """Share of the roofline, at most 1; None if the roofline cannot be right."""
     return min(share, 1.0) if share <= TOLERATED_EXCESS else None

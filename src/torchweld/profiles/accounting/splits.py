@@ -18,7 +18,7 @@ class Split:
 
     arithmetic_us: float = 0.0  # FLOPs over the machine's peak
     traffic_us: float = 0.0  # bytes that have to move, beyond what hides behind the arithmetic
-    launch_us: float = 0.0  # waste 1: starting ops that do work; a device: idle for want of work
+    launch_us: float = 0.0  # waste 1: starting ops that do work; on a device: idle for lack of work
     round_trip_us: float = 0.0  # waste 2: bytes one op writes and another reads back
     host_us: float = 0.0  # waste 3: Python, dispatcher, autograd, views and metadata
     slow_us: float = 0.0  # waste 4: above what the op's roofline allows
@@ -38,14 +38,14 @@ class Split:
 
     @property
     def explained_us(self) -> float:
-        """Without what is unexplained, be it too much or too little."""
+        """Without what is unexplained, whether positive or negative."""
         return self.total_us - abs(self.unexplained_us)
 
     @property
     def netted(self) -> Split:
-        """The same time without a negative part: what was explained too much, taken off all parts.
+        """The same time without a negative part: the excess is taken off all parts.
 
-        So no part is more than the whole. As it is where the time itself is below zero.
+        So no part is more than the whole. Unchanged if the time itself is below zero.
         """
         if self.unexplained_us >= 0 or self.total_us <= 0:
             return self
@@ -58,7 +58,7 @@ PARTS: tuple[str, ...] = tuple(f.name for f in fields(Split))
 
 
 def measured(split: Split | NotMeasured) -> Split:
-    """For those who know that it is."""
+    """For callers who know that it was measured."""
     assert isinstance(split, Split), split
     return split
 
@@ -82,7 +82,7 @@ class OpAccount:
     bound: Bound
     split: Split | NotMeasured
     launches: int = (
-        0  # 1 for an op that does work and runs in no other that does; a device: kernels
+        0  # 1 for an op that does work and runs in no other that does; on a device: its kernels
     )
 
 
@@ -105,9 +105,9 @@ class Account:
     """Parallel to the profile: `ops[i]` explains `profile.ops[i]`, `modules[i]` its module i.
 
     `explained` is the share of the step that is explained and belongs to a module below the root
-    (or to the optimizer). `step` adds up to `profile.step_us`; where the profile has a device, to
-    the time from its first kernel to its last. Of a profile whose step is not measured no time is:
-    all that is left are counts, bytes, and rooflines, which follow from both.
+    (or to the optimizer). `step` adds up to `profile.step_us`; with a device, to the time from
+    its first kernel to its last. If the step is not measured, no time is: what is left are counts,
+    bytes, and rooflines, which follow from both.
     """
 
     ops: tuple[OpAccount, ...]

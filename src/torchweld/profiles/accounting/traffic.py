@@ -1,16 +1,16 @@
-"""What the memory traffic of a step costs, and how much of it goes round: written, then read back.
+"""What the memory traffic of a step costs, and how much of it is round trips: written, read back.
 
 In: the `Work` of every op of a step, and the rates at which this machine reads working sets of
-several sizes. Out: one `Traffic` an op.
+several sizes. Out: one `Traffic` per op.
 
 Round trips follow from the recording: bytes whose storage another op of the step wrote before, and
-the writing of bytes that a later op reads back. Weights and inputs were there before the step, and
-what comes out of it is not read back: neither is a round trip. Where a recording does not name the
-storages, there is none to be found.
+the writing of bytes that a later op reads back. Weights and inputs existed before the
+step, and its outputs are not read back: neither is a round trip. If a recording does not name the
+storages, none can be found.
 
-The rate is that of the op's own working set, or of all that was touched since the same memory was
-touched last, if that is more: a weight that fits into a cache is not read from there when the
-rest of the model went through it in between.
+The rate is that of the op's own working set, or of everything touched since the same memory was
+touched last, if that is more: a weight that fits into a cache is not read from there if the rest
+of the model passed through the cache in between.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def traffic_of(ops: Sequence[Op], works: Sequence[Work | None], rates: Rates) ->
 
 
 def round_trips_of(ops: Sequence[Op], works: Sequence[Work | None]) -> list[int]:
-    """How many values each op reads back that others wrote and nobody read before it.
+    """How many values each op reads back that others wrote and no op read before it.
 
-    A value that several ops read goes round once: the first of them has it.
+    A value that several ops read is one round trip, of the first of them.
     """
     order = [i for i in finishing_order(ops) if works[i] is not None]
     return _round_trips(order, works).values
@@ -98,14 +98,15 @@ class _RoundTrips:
 
 def _round_trips(order: Sequence[int], works: Sequence[Work | None]) -> _RoundTrips:
     found = _RoundTrips(reads=set(), writes=set(), values=[0] * len(works))
-    pending: dict[int, list[tuple[int, int]]] = {}  # storage -> writes that nobody read yet
+    pending: dict[int, list[tuple[int, int]]] = {}  # storage -> writes that no op has read yet
     for i in order:
         work = works[i]
         assert work is not None
         for position, (storage, _) in enumerate(work.reads):
             if storage is not None and storage in pending:
                 found.reads.add((i, position))
-                # Two writes before the first read are one value: a bias, and the product upon it.
+                # Two writes before the first read are one value: a bias, and the product added to
+                # it.
                 found.values[i] += bool(pending[storage])
                 found.writes.update(pending[storage])
                 pending[storage].clear()
@@ -143,7 +144,7 @@ class _TrafficPricing:
         return found
 
     def _last_touches(self) -> dict[int, list[int]]:
-        """Op -> storages made in this step that nobody touches after it."""
+        """Op -> storages made in this step that no op touches after it."""
         last: dict[int, int] = {}
         for i in self.order:
             work = self.works[i]
@@ -163,7 +164,7 @@ class _TrafficPricing:
             if storage is not None and storage not in levels:
                 known = storage not in self.made or caches.knows(storage)
                 level = caches.touch(storage, size)
-                # New memory is what was freed just now, so it is as near as the rest of the op.
+                # New memory was freed just before, so it is as near as the rest of the op.
                 levels[storage] = level if known else 0
         return levels
 
@@ -224,7 +225,7 @@ class _Caches:
                     size = before
             free -= size
             if size > self.sizes[level]:
-                kept.clear()  # it drives out everything, and its own beginning at last
+                kept.clear()  # it drives out everything, and in the end its own beginning
                 free = self.sizes[level]
             else:
                 kept[storage] = size

@@ -5,13 +5,13 @@ In: recordings of the same step, and the places of a model's modules. Out: `Attr
 
 - An op belongs to the innermost module call around it, by nesting on its thread.
 - A backward node belongs to the module whose forward op made it. The two share a sequence number
-  on the forward's thread: a forward op notes the number that the next node will get, so of the ops
-  that note the same one the last to begin made the node.
-- AccumulateGrad has no forward op. The engine runs it at once when its gradient is there, so it
-  belongs with the node that ran before it.
-- What a module runs inside a backward node (checkpointing) is that module's, as `recompute`.
-- The time between two backward nodes is the engine's, on behalf of the node that follows.
-- The cost of recording an event lies just outside the event, in whatever is around it.
+  on the forward's thread. A forward op notes the number that the next node will get, so if several
+  ops note the same number, the last to begin made the node.
+- AccumulateGrad has no forward op. The engine runs it as soon as its gradient is there, so it
+  belongs to the node that ran before it.
+- What a module runs inside a backward node (checkpointing) belongs to that module, as `recompute`.
+- The time between two backward nodes is the engine's; it belongs to the node that follows.
+- The cost of recording an event lies just outside the event, in what is around it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torchweld.profiles.profile import Module, Op, Phase, deepest_first
 ENGINE = "autograd::engine::evaluate_function: "
 OPTIMIZER = "optimizer"
 
-# An op that took longer than this many times its median, and some, was disturbed.
+# An op was disturbed if it took longer than this many times its median, plus a constant.
 LATE_FACTOR = 3.0
 LATE_US = 5.0
 
@@ -91,10 +91,10 @@ class _Times:
 
 
 def usual(samples: Floats) -> list[float]:
-    """The mean of each column, where what is far above the column's median counts as that far.
+    """The mean of each column; values far above the column's median are cut back to a limit.
 
-    Means of ops add up to the mean of the step, which medians do not: every op is late in some
-    steps. But one that was preempted for milliseconds says nothing about the op.
+    Unlike medians, means of ops add up to the mean of the step: every op is late in some steps.
+    But a call that was preempted for milliseconds says nothing about the op.
     """
     middle = np.median(samples, axis=0)
     capped = np.minimum(samples, LATE_FACTOR * np.abs(middle) + LATE_US)
@@ -102,7 +102,7 @@ def usual(samples: Floats) -> list[float]:
 
 
 def signature(recording: Recording) -> list[tuple[str, int]]:
-    """The same for two recordings of the same work."""
+    """Equal for two recordings of the same work."""
     return [(event.name, event.parent) for event in recording.events]
 
 
@@ -114,7 +114,7 @@ def attribute(
 ) -> Attribution:
     """Attributes a recording; times come from `timed`, recordings with the same signature.
 
-    Without `timed`, the recording's own times serve.
+    Without `timed`, the recording's own times are used.
     """
     return _Attributor(recording, places, timed or (recording,), costs or Costs()).run()
 
@@ -218,7 +218,7 @@ class _Attributor:
         elif not inner:
             self.module_of[i], self.call_of[i] = 0, -1
         if inner and source is not None:
-            # The engine's event does not know the sequence number in every release; its node does.
+            # Not in every release does the engine's event know the sequence number; its node does.
             self.module_of[event.parent] = self.module_of[i]
             self.call_of[event.parent] = self.call_of[i]
         before[event.thread] = i
@@ -300,7 +300,7 @@ class _Attributor:
     def _written(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """Op event -> (storage, bytes) it allocated that outlive it.
 
-        Memory that `aten::empty` and its like take belongs to the op that asked for it.
+        Memory that `aten::empty` and the like allocate belongs to the op that asked for it.
         """
         freed_us = {a.storage: a.time_us for a in self.recording.allocations if a.bytes < 0}
         found: dict[int, tuple[tuple[int, int], ...]] = {}

@@ -1,4 +1,4 @@
-"""What a kernel does, read from its name: the only thing that a recording tells of it.
+"""What a kernel does, read from its name. A recording tells nothing else about it.
 
 `category_of` for kernels on a device; `ops_inside("cpp_fused_add_gelu_1")` -> `("add", "gelu")` for
 those that Inductor wrote, on a device or for the CPU.
@@ -20,10 +20,10 @@ NOT_COMPUTING = frozenset({"copy", "set", "communication"})
 _CATEGORIES = tuple(
     (category, re.compile(pattern, re.IGNORECASE))
     for category, pattern in (
-        # NCCL, RCCL and their like put their own name first; others name the collective.
+        # NCCL, RCCL and the like put their own name first; others name the collective.
         ("communication", r"^(void )?(nccl|rccl|msccl|nvshmem|oneccl)|cross_device_reduce"),
         ("communication", r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"),
-        # What ROCm's runtime runs for a copy or a fill of its own.
+        # What ROCm's runtime runs for its own copies and fills.
         ("copy", r"^__amd_rocclr_copy"),
         ("set", r"^__amd_rocclr_fill"),
         # Inductor's; other Triton kernels have the name of the user's function.
@@ -53,7 +53,7 @@ def category_of(name: str, kind: str) -> str:
 
 
 # "graph_0_cpp_fused_gelu_0", "triton_poi_fused_add_cos_sin_0": how it iterates, the ops it came
-# from, a number. Of old Tritons, a number for each argument that was specialised: "_0d1d2d".
+# from, a number. Old releases of Triton add a number per specialised argument: "_0d1d2d".
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:cpp|triton(?:_[a-z]{3})?)_(?:fused_)?")
 _NUMBER = re.compile(r"_\d+(?:d[\dd]*)?$")
 # Inductor names ten ops at most, and no name of an op has ten words.
@@ -80,7 +80,7 @@ def ops_inside(name: str) -> tuple[str, ...]:
         return ()
     known, longest = _op_names()
     # By position in `words`: the cheapest way to get there, one for each last name, since the next
-    # has to sort after it. A word that is no op costs more than any number of ops.
+    # has to sort after it. A word that is not an op costs more than any number of ops.
     ways: list[dict[str, tuple[int, tuple[str, ...]]]] = [{} for _ in range(len(words) + 1)]
     ways[0][""] = (0, ())
     for i in range(len(words)):

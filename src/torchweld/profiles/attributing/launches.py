@@ -1,8 +1,8 @@
 """What a piece of code launches: the ops that do work, each counted once, under a few plain names.
 
-In: the ops of a recording or a profile, as a tree. Out: one `Launch` for each leaf. Which ops are
-leaves is the rule of `nesting.py`; the kernels that a compiled graph calls out of the profiler's
-sight are added from its code.
+In: the ops of a recording or a profile, as a tree. Out: one `Launch` per leaf. `nesting.py` says
+which ops are leaves. Kernels of a compiled graph that the profiler cannot see are added from the
+graph's code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from torchweld.core.errors import NotMeasuredError
+from torchweld.core.not_measured import NotMeasured
 from torchweld.profiles.attributing.attribution import ENGINE, attribute
 from torchweld.profiles.attributing.compiled_regions import Regions, key_of
 from torchweld.profiles.attributing.kernel_names import is_generated
@@ -20,8 +21,8 @@ from torchweld.profiles.attributing.op_kinds import is_compiler_work, kind_of
 from torchweld.profiles.events import OP, Recording
 from torchweld.profiles.profile import Phase, Profile, Tensor
 
-# Name -> what it counts, the order in which they are shown. `ops` is the sum of all but the last
-# two, which launch nothing.
+# Name -> what it counts, in the order of display. `ops` is the sum of all but the last two, which
+# launch nothing.
 COUNTERS: Mapping[str, str] = {
     "linear": "matrix products: what a Linear is (addmm, mm, mv)",
     "bmm": "batched matrix products",
@@ -79,7 +80,7 @@ class Launch:
 
     name: str
     counter: str
-    module: str  # path; "" where it is not known
+    module: str  # path; "" if it is not known
     phase: Phase
     inputs: tuple[Tensor | None, ...] = ()
     node: int = -1  # index of the node it comes from
@@ -143,7 +144,7 @@ def nodes_of_profile(profile: Profile) -> list[Node]:
 
 
 def launches_of(nodes: Sequence[Node]) -> list[Launch]:
-    """The leaves, in order. Raises NotMeasuredError where a compiled graph hides what it runs."""
+    """The leaves, in order. Raises NotMeasuredError if a compiled graph hides what it runs."""
     is_leaf = leaves(
         [node.name for node in nodes],
         [node.parent for node in nodes],
@@ -207,8 +208,8 @@ def _hidden(key: str, index: int, nodes: Sequence[Node], regions: Regions) -> li
     seen = [nodes[i].name for i in inside if nodes[i].parent == index]
     region = regions.find(key, seen)
     remedy = 'count it without torch.compile, or with backend="aot_eager"'
-    if region is None:
-        raise NotMeasuredError(f"{regions.notices[-1]}; {remedy}")
+    if isinstance(region, NotMeasured):
+        raise NotMeasuredError(f"{region.reason}; {remedy}")
     if region.externs and not any(nodes[i].is_op for i in inside):
         raise NotMeasuredError(
             f"the compiled graph {key} calls {', '.join(region.externs)}, but the profiler saw "

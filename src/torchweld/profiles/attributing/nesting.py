@@ -1,21 +1,21 @@
 """Ops inside ops: which of them does the work, and which of them counts.
 
 In: the names of ops, and for each the index of the op around it (-1 for none), which stands before
-it. Out: one answer an op. `working` says whose time is that of the work; `launching`, what counts
-as one launch; `leaves`, the same with views and allocations. So `tw.expect`, `--expect` and the
-launches of the account on a CPU are one and the same count. Its rule:
+it. Out: one answer per op. `working` says which ops do the work, `launching` which count as a
+launch, `leaves` the same with views and allocations. So `tw.expect`, `--expect` and the launches of
+the account on a CPU are the same count. Its rules:
 
-- What runs inside an op that counts belongs to it: `aten::addmm` copies its bias inside, and is one
-  product and no copy; `aten::clone` copies by `aten::copy_`, and is one copy.
-- An op that only passes on (`aten::linear`, `aten::contiguous`, backward nodes, ranges) does not
-  count; what it calls does. So does what a view or an allocation calls that turns out to do work.
-- A fused op, an attention op or a product that runs products inside was not one kernel after all:
-  those count, and it does not.
-- An op of unknown kind counts always: that it runs known ones (a factorisation copies its operand
-  and checks its result) does not say what it does beside them. Where one of those is a product, an
-  attention, a convolution or a fused op, what it runs counts as well.
-- Of a compiled graph the ops count that show inside it.
-- Work of the compiler itself is no part of the model.
+- What runs inside an op that counts belongs to that op. `aten::addmm` copies its bias inside, but
+  is one product and no copy; `aten::clone` calls `aten::copy_`, and is one copy.
+- An op that only calls others (`aten::linear`, `aten::contiguous`, backward nodes, ranges) does not
+  count; what it calls does. If a view or an allocation calls an op that does work, that op counts.
+- If a fused op, an attention op or a product runs products inside, it was not one kernel: those
+  count, and it does not.
+- An op of unknown kind always counts, even if it runs known ones: a factorisation copies its
+  operand and checks its result, which does not say what else it does. If a product, an attention, a
+  convolution or a fused op runs inside it, what runs inside counts as well.
+- Of a compiled graph, the ops that show inside it count.
+- Work of the compiler itself is not part of the model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchweld.profiles.attributing.op_kinds import (
 # Where most of a model's arithmetic is.
 _HEAVY: frozenset[Kind] = frozenset(("product", "attention", "convolution", "fused"))
 _PREPARING: frozenset[Kind] = frozenset(("copy", "fill"))
-# What these run inside may be what they are there for.
+# These may hand their work to what they run inside.
 _OPENED: frozenset[Kind] = frozenset(("product", "attention", "fused"))
 _SILENT: frozenset[Kind] = frozenset(("metadata", "allocation"))
 _LOSS = re.compile(r"_loss|cross_entropy")
@@ -46,7 +46,7 @@ def working(names: Sequence[str], parents: Sequence[int]) -> list[bool]:
     An op of a working kind that hands its work to an op inside it (aten::clone to aten::copy_,
     aten::mean to aten::sum) does none; one that only has its operands prepared (aten::addmm copies
     the bias into its result) does. An op of unknown kind that runs known ones is charged with
-    nothing, lest the same bytes count twice; its own time is still nobody else's.
+    nothing, so that no byte counts twice; its own time stays its own.
     """
     return _working(names, parents, kinds_in_place(names, parents))
 
@@ -59,19 +59,19 @@ def launching(names: Sequence[str], parents: Sequence[int]) -> list[bool]:
 
 
 def leaves(names: Sequence[str], parents: Sequence[int], is_op: Sequence[bool]) -> list[bool]:
-    """Which ops count, as work, as a view or as an allocation; those that are no ops are ranges."""
+    """Which ops count as work, as a view or as an allocation; `is_op` is False for ranges."""
     return _leaves(names, parents, _kinds(names, parents, is_op))
 
 
 def kinds_in_place(names: Sequence[str], parents: Sequence[int]) -> list[Kind]:
-    """The kind of each op by its name, but of all that the compiler runs, the compiler's."""
+    """The kind of each op by its name; whatever the compiler runs has the compiler's kind."""
     return _kinds(names, parents, None)
 
 
 def _kinds(
     names: Sequence[str], parents: Sequence[int], is_op: Sequence[bool] | None
 ) -> list[Kind]:
-    """By name; a range only passes on, and so does all that the compiler runs."""
+    """By name; ranges, and whatever the compiler runs, only call others."""
     found: list[Kind] = []
     compiling: list[bool] = []
     for i, name in enumerate(names):
@@ -99,7 +99,7 @@ def _working(names: Sequence[str], parents: Sequence[int], kinds: Sequence[Kind]
 
 
 def _hands_over(name: str, kind: Kind, inner_name: str, inner: Kind) -> bool:
-    """Whether `inner`, which runs inside, does what `name` is there for."""
+    """Whether `inner`, which runs inside `name`, does the work of `name`."""
     if hides_kernels(name):
         return inner == "fused"
     if _LOSS.search(name) or inner_name == "aten::nonzero":

@@ -1,10 +1,10 @@
 """What an op does, from its name as the profiler gives it.
 
-In: "aten::addmm", "AddmmBackward0", "graph_0_cpp_fused_gelu_0", ... Out: a `Kind`. What must be
-exact stands in small tables; the rest comes from torch itself: whether an op is registered as a
+In: "aten::addmm", "AddmmBackward0", "graph_0_cpp_fused_gelu_0", ... Out: a `Kind`. Small tables
+hold what must be exact; the rest comes from torch itself: whether an op is registered as a
 composition of others, which tensors its schema says are views, and the tags of its overloads. A
-name that the installed torch does not know (a trace of another release, a custom op) is told by its
-family, else it is "unknown".
+name that the installed torch does not know (a trace of another release, a custom op) is matched
+by its family, or is "unknown".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kind = Literal[
     "unknown",
     "allocation",
     "metadata",  # views; launch nothing
-    "composite",  # calls other ops, and does no work of its own; ranges of the user as well
+    "composite",  # only calls other ops; ranges of the user too
     "autograd",
     "dynamo",
 ]
@@ -43,7 +43,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 IDLE_KINDS: frozenset[Kind] = frozenset(
     ("allocation", "metadata", "composite", "autograd", "dynamo")
 )
-# What counts as a launch on a CPU. An op that nothing is known about does something.
+# What counts as a launch on a CPU. An unknown op is taken to do something.
 WORK_KINDS: frozenset[Kind] = frozenset(KINDS) - IDLE_KINDS
 
 
@@ -122,7 +122,7 @@ _FAMILIES = _patterns(
     (r"_window$", "fill"),
 )
 
-# Names that are no op of a namespace: ranges that torch or the user opens.
+# Names outside all namespaces: ranges that torch or the user opens.
 _RANGES = _patterns(
     (r"autograd::engine::|torch::autograd::", "autograd"),
     (r"\w+Backward\d*$", "autograd"),
@@ -136,7 +136,7 @@ _RANGES = _patterns(
     (r"detach_?$", "metadata"),
 )
 
-# Namespaces beside aten. An empty pattern takes all that is left of the namespace.
+# Other namespaces than aten. An empty pattern matches the rest of the namespace.
 _NAMESPACES = _patterns(
     (r"torchweld::pack$", "copy"),
     (r"torchweld::", "fused"),
@@ -157,7 +157,7 @@ _NAMESPACES = _patterns(
 
 @lru_cache(maxsize=16_384)
 def kind_of(name: str) -> Kind:
-    """The kind of an op by its profiler name; "unknown" for an op that nothing is known about."""
+    """The kind of an op by its name in the profiler; "unknown" if nothing is known about it."""
     for pattern, kind in _RANGES:
         if pattern.match(name):
             return kind

@@ -10,7 +10,7 @@ import torch
 
 @lru_cache(maxsize=16_384)
 def overloads_of(namespace: str, base: str) -> tuple[Any, ...]:
-    """All variants of a registered op; none where torch does not know it."""
+    """All variants of a registered op; none if torch does not know it."""
     # Names come from files: only what can be an op is asked for.
     if not (namespace.isidentifier() and base.isidentifier()) or namespace.startswith("__"):
         return ()
@@ -47,8 +47,8 @@ def is_view(overload: Any) -> bool:
 def out_arguments(name: str, count: int) -> int:
     """How many of the last of `count` arguments are results given as `out=`.
 
-    A recording has the same name for both variants; the number of arguments tells them apart. Where
-    it does not, or where lists of tensors stand among the arguments, none are taken for results.
+    A recording has the same name for both variants; the number of arguments tells them apart. If
+    it does not, or if lists of tensors are among the arguments, no argument counts as a result.
     """
     namespace, _, base = name.partition("::")
     found = set()

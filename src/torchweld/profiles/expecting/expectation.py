@@ -1,9 +1,8 @@
 """`tw.expect`: guess what a piece of code launches, then look. As a test, or to learn.
 
 In: guesses such as `linear=3, ops="<=12"`, and a `with` block. Out: nothing if they hold; else an
-`ExpectationError` with guess and truth side by side and the ops that broke it. What is counted, and
-the leaf rule behind it, is in `launches.py`; how guesses are written and judged, in
-`guesses.py`.
+`ExpectationError` with guess and truth side by side and the ops that broke it. `launches.py` says
+what is counted, `guesses.py` how guesses are written and judged.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ __all__ = ["Expectation", "ExpectationError", "check_profile", "expect", "parse_
 class ExpectationError(AssertionError):
     """What ran is not what was expected. `verdict` has the guesses and the truth.
 
-    No TorchweldError: nothing was asked for that could not be done, and code that handles those
-    must not swallow a failed test.
+    Not a TorchweldError: code that handles those must not swallow a failed test.
     """
 
     def __init__(self, verdict: Verdict) -> None:
@@ -61,17 +59,17 @@ def check_profile(
 ) -> Verdict:
     """Checks guesses, as `expect` takes them, against what a profile recorded.
 
-    Counted are the ops that do work (the leaf rule of `launches.py`), those of the forward
-    pass alone unless `backward`: of the one step of a live profile; of the last whole step of a
-    trace, or of all of it where it has not two. Times take no part. Raises TorchweldError for a
-    counter that does not exist.
+    It counts the ops that do work (the leaf rule of `nesting.py`), only of the forward pass unless
+    `backward`: of the one step of a live profile; of the last whole step of a trace, or of all of
+    it if it has fewer than two steps. Times do not matter. Raises TorchweldError for a counter that
+    does not exist.
     """
     parsed = parse_guesses(guesses)
     launches = launches_of(nodes_of_profile(profile))
     return judge(parsed, {}, [x for x in launches if backward or x.forward])
 
 
-# The expectations that are open, outermost first. One thread has them all: torch has one profiler.
+# The open expectations, outermost first. All belong to one thread, since torch has one profiler.
 _open: list[Expectation] = []
 _entering = threading.Lock()
 _numbers = count()
@@ -113,7 +111,7 @@ class Expectation(ContextDecorator):
         self._thread = 0
 
     def _recreate_cm(self) -> Expectation:
-        """Each call of a decorated function is a block of its own."""
+        """Each call of a decorated function is a separate block."""
         guesses, modules = self._again
         return Expectation(
             guesses,
@@ -186,7 +184,7 @@ class Expectation(ContextDecorator):
             return
         _open.clear()
         if error is not None:
-            # Whatever the profiler says now, the error of the block is the one to be seen.
+            # Whatever the profiler raises now, the user must see the error of the block.
             with suppress(Exception):
                 self._recorder.cancel()
             return
@@ -233,7 +231,7 @@ def expect(
     backward: bool = False,
     **guesses: int | str,
 ) -> Expectation:
-    """States what a block of code launches; raises ExpectationError when it ends and did not.
+    """States what a block of code launches; raises ExpectationError at its end if not.
 
     `with tw.expect(linear=3, pointwise="<=2", copies=0): model(x)`. The counters are those of
     docs/expect.md; a guess is a number or a range as text. The forward pass alone counts; with

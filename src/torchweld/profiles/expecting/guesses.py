@@ -21,7 +21,7 @@ from torchweld.profiles.profile import Tensor
 _FORMS = '3, "==3", "<=12", ">=1", "<5", ">0" or "2..4"'
 _GUESS = re.compile(r"\s*(==|<=|>=|<|>|)\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?")
 _PAIR = re.compile(r"\s*(\w+)\s*(==|<=|>=|<|>|=)(.*)", re.DOTALL)
-# Lines of ops that a failed guess is explained with.
+# The most lines of ops below a failed guess.
 _MOST_LINES = 12
 
 
@@ -57,7 +57,7 @@ class Verdict:
 
     rows: tuple[GuessRow, ...]
     launches: tuple[Launch, ...]  # everything counted, views and allocations too
-    where: str = ""  # of the block, if that is not plain: "test_model.py:12"
+    where: str = ""  # of the block, if the error is raised elsewhere: "test_model.py:12"
 
     @property
     def holds(self) -> bool:
@@ -104,12 +104,12 @@ def parse_guess(value: int | str, counter: str) -> Guess:
     text = str(value).strip()
     found = _GUESS.fullmatch(text)
     if isinstance(value, bool) or not isinstance(value, (int, str)) or found is None:
-        raise TorchweldError(f"{counter}={shown(value)} is no guess; write {_FORMS}")
+        raise TorchweldError(f"{counter}={shown(value)} is not a guess; write {_FORMS}")
     sign, number, end = found[1], int(found[2]), found[3]
     if end is not None:
         if sign or int(end) < number:
             raise TorchweldError(
-                f"{counter}={value!r} is no range; write the lower end first, as in 2..4"
+                f"{counter}={value!r} is not a range; write the lower end first, as in 2..4"
             )
         return Guess(text=text, low=number, high=int(end))
     if sign == "<" and number == 0:
@@ -126,8 +126,8 @@ def parse_expectations(text: str) -> dict[str, str]:
         pair = _PAIR.fullmatch(part)
         if pair is None:
             raise TorchweldError(
-                f"{part.strip()!r} in {text!r} is no expectation; write counter=guess, separated "
-                "by commas, as in linear=3,ops<=12"
+                f"{part.strip()!r} in {text!r} is not an expectation; write counter=guess, "
+                "separated by commas, as in linear=3,ops<=12"
             )
         counter, sign, rest = known(pair[1], COUNTERS, "counter"), pair[2], pair[3].strip()
         if counter in found:

@@ -1,1 +1,1 @@
-"""Runs a model under torch.profiler and makes a profile of what was recorded."""
+"""The ways to a profile: run a model under torch.profiler, watch a loop, or read a trace."""

@@ -1,7 +1,7 @@
 """How much of a step its threads spent waiting for a core that another process had.
 
 Linux counts that for every thread (`/proc/self/task/*/schedstat`). Elsewhere involuntary switches
-are counted, as `measuring` does, and what is above its tolerance counts as lost altogether.
+are counted, as in `timing/`; a step above that tolerance counts as lost altogether.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchweld.timing.sides import TOLERATED_PREEMPTIONS_PER_THREAD_S
 
 try:
     import resource
-except ImportError:  # Windows: goes unnoticed there, and shows as noise only
+except ImportError:  # Windows: not noticed there, and shows only as noise
     resource = None  # type: ignore[assignment]
 
 TASKS = "/proc/self/task"
@@ -27,7 +27,7 @@ TOLERATED = 0.05
 
 
 class CoreWaiting:
-    """`begin` before a step, `lost` after it; both outside of what is timed.
+    """`begin` before a step, `lost` after it; both outside the timed part.
 
     Each takes some ten microseconds per thread.
     """
@@ -50,7 +50,7 @@ class CoreWaiting:
 
 
 def _waited_s() -> float | None:
-    """Of all threads together, since they began; None where nobody counts that."""
+    """Of all threads together, since they began; None if the system does not count it."""
     waited_ns = 0
     try:
         for thread in os.listdir(TASKS):

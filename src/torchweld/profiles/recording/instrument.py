@@ -1,7 +1,7 @@
-"""Makes the calls of a model's modules visible to the profiler, and takes that back exactly.
+"""Makes the calls of a model's modules visible to the profiler, and undoes that exactly.
 
 Inside `instrumented(roots)`, every module's `forward` is shadowed by an instance attribute that
-opens a profiler range named after the module's place ("layers.3.mlp"). Not by hooks: a hook
+opens a profiler range named after the module's place ("layers.3.mlp"). Hooks are not used: a hook
 switches off the fast paths of `nn.TransformerEncoderLayer` and of fused modules, and global hooks
 make Dynamo compile everything anew. What is inside a compiled region is left alone, and so are the
 children of a module that runs as one op (`runs_whole`).
@@ -75,13 +75,13 @@ Forward = Callable[..., Any]
 
 @contextmanager
 def shadowed(roots: Roots, wrap: Callable[[list[str], Forward], Forward | None]) -> Iterator[None]:
-    """Inside, the modules of `roots` run what `wrap(paths, forward)` gives, where it gives any."""
+    """Inside, the modules of `roots` run what `wrap(paths, forward)` gives, if anything."""
     undo: list[tuple[nn.Module, str, Any]] = []
     try:
         for module, paths in places(roots).items():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            # What torch.compile made is entered through an attribute of its own.
+            # Code of torch.compile is entered through another attribute.
             compiled = module.__dict__.get("_compiled_call_impl") is not None
             entry = "_compiled_call_impl" if compiled else "forward"
             wrapped = wrap(paths, getattr(module, entry))

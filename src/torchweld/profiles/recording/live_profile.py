@@ -1,9 +1,9 @@
 """`tw.profile`: runs a model or a workload a few times and says where its time went.
 
-The first step is timed cold, some warm up, then steps without the profiler, with it, and with the
-modules shown to it take turns to calibrate its cost. A second set checks it: a step without the
-profiler, a profiled one, and one with a clock around some modules, in turn. One more step, whose
-time is not used, records shapes and memory.
+The first step is timed cold, and some steps warm up. Then steps without the profiler, with it, and
+with the modules shown to it take turns, to calibrate its cost. A second set checks the calibration:
+steps without the profiler, with it, and with a clock around some modules take turns. One more step,
+whose time is not used, records shapes and memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 from torchweld.core.arguments import check_flags, check_kind, check_progress, check_whole, misfit
 from torchweld.core.errors import TorchweldError
 from torchweld.machine.load import load_words
-from torchweld.profiles.attributing.compiled_regions import watch_compilation
+from torchweld.profiles.attributing.compilation_watch import watch_compilation
 from torchweld.profiles.events import Recording
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.core_waiting import TOLERATED, CoreWaiting
@@ -49,25 +49,25 @@ Progress = Callable[[str, float], None]
 SET_SECONDS = 0.3
 MOST_STEPS = 60
 CHECKED_MODULES = 4
-# Fewer rounds give no interval; where they would take longer than this, steps are so long that
-# those to calibrate on are counted among them.
+# Fewer rounds give no interval. If they would take longer than this, the rounds to calibrate on
+# are counted among them.
 CHECKED_ROUNDS = 6
 CHECK_SECONDS = 15.0
 SHORT_US = 200_000.0
 LEAST_COST = 0.02
-# How often rounds are taken for each that is wanted, if other processes disturb them, and for how
-# long. An idle machine takes half of this for the shortest steps.
+# How many rounds are taken per wanted round if other processes disturb them, and for how long. An
+# idle machine takes half of this for the shortest steps.
 MOST_TRIES = 3
 RETAKE_SECONDS = 8.0
 # A short step is repeated this long before it is measured. After one run of 50 µs the next one
 # still took 58, after eight 48.
 WARM_US = 500.0
 MOST_WARM_UPS = 8
-FRESH_FACTOR = 1.25  # by which a step has to be slower in a fresh process to be worth a word
-# Pages of the smallest block that glibc gives back when it is freed. With fewer page faults to
-# spare a step was slower for another reason.
+FRESH_FACTOR = 1.25  # a step in a fresh process must be slower by this much to be mentioned
+# Pages of the smallest block that glibc returns to the system when it is freed. A step with fewer
+# extra page faults was slower for another reason.
 LEAST_FAULTS = 32
-# Just below the largest block that glibc takes for a sign to keep memory.
+# Just below the largest block whose release makes glibc keep memory.
 LARGE_BLOCK_BYTES = 31 << 20
 
 
@@ -152,7 +152,7 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
         held_out = max(CHECKED_ROUNDS - count if long else CHECKED_ROUNDS, 2, count // 2)
 
         first = runner.recorded()  # the first recording of a process sets things up
-        # In a long step of long ops what recording costs is far below the noise.
+        # In a long step of long ops, the cost of recording is far below the noise.
         tells = expected_us < SHORT_US or usual_cost_us(first) > LEAST_COST * expected_us
 
         def calibrating(number: int) -> Round:
@@ -179,9 +179,9 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
 
 
 def _calm(take: Callable[[int], Round], wanted: int, least: int) -> list[Round]:
-    """Rounds, `wanted` of which nobody disturbed; those that somebody did are taken again.
+    """Rounds, of which `wanted` were not disturbed; disturbed ones are taken again.
 
-    As often as can be afforded. Where all are disturbed, one is enough to say so.
+    As often as there is time for. If all are disturbed, one is enough to say so.
     """
     rounds: list[Round] = []
     calm, begun_s = 0, time.perf_counter()
@@ -196,9 +196,9 @@ def _calm(take: Callable[[int], Round], wanted: int, least: int) -> list[Round]:
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Python collects its young garbage before, instead of somewhere in the middle of a step."""
+    """Python collects its young garbage before the step, not in the middle of it."""
     was_enabled = gc.isenabled()
-    gc.collect(1)  # all generations would take longer than many a step
+    gc.collect(1)  # all generations would take longer than many steps
     gc.disable()
     try:
         yield
@@ -211,8 +211,8 @@ def _without_gc() -> Iterator[None]:
 class _Runner:
     """Runs a step in the ways a profile needs.
 
-    A short step is run some more just before it is measured: starting the profiler and collecting
-    garbage leave cold caches, which a running loop does not have.
+    A short step is run a few more times just before it is measured: starting the profiler and
+    collecting garbage leave cold caches, which a running loop does not have.
     """
 
     step: Step
@@ -229,7 +229,7 @@ class _Runner:
         return Round(plain_us=plain_us, ops_us=ops_us, recording=recording, lost=self.lost)
 
     def checking_round(self, paths: Sequence[str], turned: bool) -> Round:
-        """Every other one in turned order, so that what comes first gains nothing by it."""
+        """In alternating order, so that neither side gains from coming first."""
         self.lost = 0.0
         if turned:
             alone_us = self.modules_alone(paths) if paths else {}
@@ -251,14 +251,14 @@ class _Runner:
             return elapsed_us
 
     def recorded(self, modules: bool = True, **options: bool) -> Recording:
-        self.step.prepare()  # what it frees is not part of the recording
+        self.step.prepare()  # what this frees is not part of the recording
         with _without_gc(), instrumented(self.step.roots if modules else ()):
             return record(self.step.run, self._ready, self._done, **options)
 
     def modules_alone(self, paths: Sequence[str]) -> dict[str, float]:
         """µs of one step in some modules, by a bare clock around their forward.
 
-        A clock takes half a microsecond, so in a very short step each gets a run of its own.
+        A clock takes half a microsecond, so in a very short step each module gets its own run.
         """
         found: dict[str, float] = {}
         for group in [[path] for path in paths] if self.warm_ups > 1 else [paths]:
@@ -272,7 +272,7 @@ class _Runner:
 
     def _ready(self) -> None:
         """Warms up; what runs next is measured."""
-        # Asking the system leaves cold caches, which a very short step would notice.
+        # Asking the system leaves cold caches, which would slow a very short step.
         short = self.warm_ups > 1
         if short:
             self.watch.begin()
@@ -297,11 +297,11 @@ def _warm_ups(usual_us: float) -> int:
 
 
 def _steady_heap() -> None:
-    """Takes and frees one large block, as a program has done that ever freed a large tensor.
+    """Allocates and frees one large block, as any program has that ever freed a large tensor.
 
     Until then glibc gives the memory of every tensor above 128 KB back to the system when it is
     freed, and each step pays for thousands of page faults: six pointwise ops on 1 MB took 740 µs,
-    and 110 afterwards. Which of the two a step meets must not depend on the profiler.
+    and 110 afterwards. The profiler must not decide which of the two a step gets.
     """
     try:
         libc = ctypes.CDLL(None)
@@ -313,7 +313,7 @@ def _steady_heap() -> None:
 
 
 def _timed_faults(runner: _Runner) -> tuple[float, int]:
-    """µs of a step, and the pages that it fetches from the system; 0 where that is not told."""
+    """µs of a step, and the pages that it fetches from the system; 0 if the system does not say."""
     try:
         import resource
     except ImportError:  # not a Unix

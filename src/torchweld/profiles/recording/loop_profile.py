@@ -7,9 +7,9 @@
     print(p.profile)
 
 Steps without the profiler, with it, and with the modules shown to it take turns, so that its cost
-can be calibrated on the loop's own steps, and checked on others that follow. Outside the profiled
-steps nothing is attached to the model, and `step` does nothing but count and read the clock; when
-the schedule is over it only counts.
+can be calibrated on the loop's own steps, and checked on later ones. Outside the profiled steps
+nothing is attached to the model, and `step` only counts and reads the clock. When the schedule is
+over, it only counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Kind(Enum):
     CHECK = "untouched and timed, held out from the calibration"
 
 
-# Starting and stopping the profiler leaves cold caches, so a step passes after each.
+# Starting and stopping the profiler leaves cold caches, so one step is skipped after each.
 _ROUND = (_Kind.PLAIN, _Kind.START_OPS, _Kind.OPS, _Kind.START_MODULES, _Kind.MODULES)
 _START = (_Kind.START_OPS, _Kind.START_MODULES, _Kind.START_FULL)
 _RECORDED = (_Kind.OPS, _Kind.MODULES, _Kind.FULL)
@@ -72,10 +72,10 @@ class profiling:  # noqa: N801, used as a statement
     """Profile some steps of a running loop; `profile` holds the result when they are over.
 
     `wait` steps pass untouched, the last of them timed. Then come `active` rounds of an untouched
-    and two profiled steps, and one step with shapes and memory; each time the profiler starts, the
-    step that it meets first only warms up. Up to `active` later steps, untouched, check the
-    correction. Call `step()` at the end of every step of the loop. It raises timeouts and
-    interrupts alone: what went wrong is raised when the profile is asked for.
+    and two profiled steps, and one step with shapes and memory. Each time the profiler starts, the
+    first step only warms up. Up to `active` later steps, untouched, check the correction. Call
+    `step()` at the end of every step of the loop. It raises only timeouts and interrupts; other
+    errors are raised when the profile is read.
     """
 
     def __init__(self, model: nn.Module, *, wait: int = 5, active: int = 3) -> None:
@@ -136,7 +136,7 @@ class profiling:  # noqa: N801, used as a statement
                 self._arm(self._plan[self._count])
         except Exception as error:  # the loop is the user's, and goes on
             self._over = True
-            # What checks the correction comes last, and is not needed for a profile.
+            # The checks of the correction come last, and a profile does not need them.
             self._error = error if self._samples.full is None else None
             self._failed = self._count
             self._abandon()
@@ -221,7 +221,7 @@ class profiling:  # noqa: N801, used as a statement
         return recorder.stop()
 
     def _abandon(self) -> None:
-        """Takes everything away; whatever that raises must not hide the user's own error."""
+        """Removes everything; an error on the way must not hide the user's own."""
         recorder, self._recorder = self._recorder, None
         with suppress(Exception):
             self._attached.close()

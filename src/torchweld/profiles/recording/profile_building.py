@@ -38,18 +38,18 @@ from torchweld.profiles.recording.time_checks import (
 )
 from torchweld.profiles.recording.torch_profiler import has_cuda
 
-# Below, the clock that a module is timed with alone takes part in what it shows.
+# Below this, the clock around a module adds noticeably to the time that it shows.
 CHECKED_FROM_US = 50.0
 
 
 @dataclass(kw_only=True)
 class Samples:
-    """What was measured of one and the same step."""
+    """What was measured of the same step."""
 
     first_us: float = 0.0
     rounds: list[Round] = field(default_factory=list)  # to calibrate on
     held_out: list[Round] = field(default_factory=list)  # to check on
-    # Steps that were only timed, to check on where no rounds were held out.
+    # Steps that were only timed, to check on if no rounds were held out.
     unprofiled_us: list[float] = field(default_factory=list)
     full: Recording | None = None  # with shapes and memory; its times are not used
     compilation: Compilation | None = None
@@ -101,7 +101,7 @@ def build(
     notices = [*samples.notices, *samples.full.notices]
     taken = [*samples.rounds, *samples.held_out]
     disturbed = sum(r.lost > TOLERATED for r in taken)
-    # Those that calibrate alone if none of the others was left in peace.
+    # Only those that calibrate, if all of the others were disturbed.
     kept = calmest(samples.rounds), calmest(samples.held_out)
     calibrating, held_out = _undisturbed(kept[0]), _undisturbed(kept[1])
     rounds = calmest([*calibrating, *held_out])
@@ -133,13 +133,13 @@ def build(
     off = corrected_us / wall_us - 1 if wall_us > 0 else 0.0
     if unmeasured is None and abs(off) > TOLERATED_ERROR:
         notices.append(
-            f"profiled steps take {100 * off:+.0f} % against those without the profiler, its cost "
-            "taken away, so times are off by as much; the machine may have been busy"
+            f"profiled steps, the profiler's cost taken away, are {100 * off:+.0f} % off those "
+            "without it, and so are all times; the machine may have been busy"
         )
     if unmeasured is None:
         notices += filter(None, map(complaint, checks))
-    # Where both agree within their noise, that of the very steps whose ops are accounted for; and
-    # where these took longer, since their parts have to add up to the whole.
+    # If both agree within their noise, the time of the steps whose ops are accounted for. Also if
+    # these took longer, since their parts have to add up to the whole.
     accounted = timed and (not off_surely or corrected_us > wall_us)
     known_us = corrected_us if accounted else wall_us
     machine = this_machine(notices)

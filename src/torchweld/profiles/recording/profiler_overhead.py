@@ -1,10 +1,10 @@
-"""What the profiler itself costs, and what the smallest op costs; both measured, on this machine.
+"""What the profiler itself costs, and what the smallest op costs, both measured on this machine.
 
 Recording an event takes about a microsecond, which a step of small ops pays thousands of times. The
 cost of an event is estimated twice: on a loop of tiny ops, and on the user's own steps, unprofiled,
-profiled, and profiled with their modules shown, in turn. The two are weighed by how precisely each
+profiled, and profiled with their modules shown, in turn. The two are weighted by how precisely each
 was measured: a step of long ops says little about the cost of an event, and its noise must not be
-taken for one.
+mistaken for that cost.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TINY_OPS = 300
 ROUNDS = 7
 # In a loop of tiny ops all that the profiler touches stays in the caches. In a model that sweeps
 # them an event costs more: twice as much in a policy of 50 µs, four times in transformers, eight
-# times in a mixer (2 threads of an EPYC). This is what is expected of a step that says nothing
-# itself, and how far off that may be, in units of what the loop found. What is beyond twice the
-# most that was seen is time that something else took from the steps.
+# times in a mixer (2 threads of an EPYC). These are the cost expected of a step that says nothing
+# itself, and the uncertainty of that, in units of what the loop found. More than twice the most
+# that was seen is time that something else took from the steps.
 USUAL_FACTOR = 3.0
 UNCERTAINTY = 2.0
 MOST_FACTOR = 16.0
-# A step that took longer than this many times the better ones was disturbed.
+# A step was disturbed if it took longer than this many times the better ones.
 DISTURBED = 1.25
 
 
@@ -55,7 +55,7 @@ class Round:
     recording: Recording  # with it, and the modules shown to it
     ops_us: float | None = None  # with it, but the modules not shown; to calibrate on
     alone_us: dict[str, float] = field(default_factory=dict)  # modules, by a bare clock: path -> µs
-    lost: float = 0.0  # the largest share that threads of one of these steps waited for a core
+    lost: float = 0.0  # the largest share of one of these steps in which threads waited for a core
 
     @property
     def profiled_us(self) -> float:
@@ -63,7 +63,7 @@ class Round:
 
     @property
     def sides(self) -> tuple[float, ...]:
-        """The step's times, one for each way it ran."""
+        """The step's times, one per way it ran."""
         taken = (self.plain_us, self.ops_us, self.profiled_us)
         return tuple(us for us in taken if us is not None)
 
@@ -88,16 +88,16 @@ def corrected_inside_us(recording: Recording, path: str, costs: Costs) -> float:
 
 
 def calmest(rounds: Sequence[Round], least: int = 2) -> list[Round]:
-    """The rounds that others took no time from; where these are fewer, the `least` calmest."""
+    """The undisturbed rounds; if there are fewer than `least`, the calmest ones."""
     calm = [r for r in rounds if r.lost <= TOLERATED]
     return calm if len(calm) >= least else sorted(rounds, key=lambda r: r.lost)[:least]
 
 
 def undisturbed(*sides: Sequence[float]) -> list[int]:
-    """Indices of the rounds in which nobody else took much of the processor.
+    """Indices of the rounds in which other processes took little time.
 
-    `sides` are times of the same rounds. A time is late in comparison with the better ones of its
-    side; at least the better half of the rounds is kept.
+    `sides` are times of the same rounds. A time is late compared with the better ones of its side.
+    At least the better half of the rounds is kept.
     """
     lateness = [1.0] * len(sides[0])
     for side in sides:
@@ -109,7 +109,7 @@ def undisturbed(*sides: Sequence[float]) -> list[int]:
 
 @cache
 def measure_loop() -> Loop:
-    """Times tiny ops and empty modules with and without the profiler; once a process, 50 ms."""
+    """Times tiny ops and empty modules with and without the profiler; once per process, 50 ms."""
     one = torch.ones(1)
     empty = nn.Identity()
 
@@ -157,13 +157,13 @@ def _both(run: Callable[[], None], module: nn.Module | None) -> tuple[float, flo
 
 
 def count_events(recording: Recording) -> tuple[int, int]:
-    """Ops (everything that is no module) and modules."""
+    """Ops (everything that is not a module), and modules."""
     modules = sum(event.kind == MODULE for event in recording.events)
     return len(recording.events) - modules, modules
 
 
 def usual_cost_us(recording: Recording) -> float:
-    """What recording it took, going by what a loop of tiny ops showed."""
+    """What recording it took, judging by a loop of tiny ops."""
     loop = measure_loop().costs
     ops, modules = count_events(recording)
     return USUAL_FACTOR * (loop.op_us * ops + loop.module_us * modules)

@@ -32,7 +32,7 @@ class Step:
     what: str
     inputs: str
     training: bool
-    keep: Callable[[], Any]  # gives a context that leaves everything as it was
+    keep: Callable[[], Any]  # gives a context after which everything is as it was
 
 
 def model_step(

@@ -1,9 +1,9 @@
 """Corrected times against times taken without the profiler: how far off, and how surely.
 
-In: rounds that calibrated nothing. Out: `TimeCheck`s. Both times of a round were taken in turn,
- so their ratio is free of what the machine did between rounds, and the median of the ratios
-is free of what it did to some of them; on a shared machine, means of the two can differ by a tenth
-for no other reason than when they were taken.
+In: rounds that calibrated nothing. Out: `TimeCheck`s. Both times of a round were taken one after
+the other, so their ratio does not depend on what the machine did between rounds, and the median of
+the ratios does not depend on a few disturbed rounds. On a shared machine, means of the two can
+differ by a tenth only because they were taken at different times.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torchweld.profiles.profile import TimeCheck
 from torchweld.profiles.recording.profiler_overhead import Round, corrected_inside_us, count_events
 from torchweld.timing.statistics import sign_test_ranks
 
-# A correction that misses by more than this is said to.
+# A correction that is off by more than this is reported.
 TOLERATED_ERROR = 0.10
 # An interval misses the true error in at most this share of all cases.
 ALPHA = 0.05
-# And "at least" too much: a bound on what can be won rests on it.
+# A time said to be "at least" is too long in at most this share: a bound on gains depends on it.
 AT_LEAST_ALPHA = 0.01
 
 
@@ -65,17 +65,17 @@ def check(what: str, corrected_us: Sequence[float], timed_us: Sequence[float]) -
 def surely_off(rounds: Sequence[Round], costs: Costs) -> bool:
     """Whether profiled steps, corrected, took another time than those without the profiler.
 
-    Beyond what rounds differ by: the same step can take a tenth longer a moment later.
+    By more than rounds differ: the same step can take a tenth longer a moment later.
     """
     found = check("steps", _corrected_us(rounds, costs), [r.plain_us for r in rounds])
     return found.interval is not None and not found.interval[0] <= 0.0 <= found.interval[1]
 
 
 def around_us(held_out: Sequence[Round]) -> float:
-    """What a step spends at least around the model's own forward, where that was timed alone.
+    """The least that a step spends around the model's own forward, if that was timed alone.
 
-    The lower end of an interval, since it is a difference of two times: in a long step mostly
-    noise. No more than what was recorded there, the profiler's cost included.
+    The lower end of an interval, since it is a difference of two times, which is mostly noise in a
+    long step. No more than what was recorded there, with the profiler's cost.
     """
     rounds = [r for r in held_out if "" in r.alone_us]
     low, _ = sign_test_ranks(len(rounds), AT_LEAST_ALPHA)
@@ -93,11 +93,11 @@ def _inside_us(held_out: Round) -> float:
 
 
 def complaint(made: TimeCheck) -> str:
-    """What there is to say about a check that is further off than is tolerated; "" if it is not."""
+    """A sentence about a check that is off by more than tolerated; "" if it is not."""
     if not abs(made.error) > TOLERATED_ERROR:
         return ""
     if made.interval is None:
-        known = "too few rounds to say how surely"
+        known = "too few rounds for an interval"
     else:
         low, high = (100 * error for error in made.interval)
         known = f"{low:+.0f} to {high:+.0f} % with 95 % confidence"

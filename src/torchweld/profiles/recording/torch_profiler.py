@@ -1,8 +1,8 @@
-"""The adapter: runs something under torch.profiler and gives a `Recording`. Its sole user.
+"""The only user of torch.profiler: runs something under it and gives a `Recording`.
 
 Torch's profiler keeps more than it shows: a tree of events with the identity of every tensor's
-memory. That tree is internal and changes between releases, so every field that is not documented is
-read in one place here, and what another release lacks becomes a notice, not a crash.
+memory. That tree is internal and changes between releases. So every undocumented field is read in
+one place here, and a field that another release lacks becomes a notice, not a crash.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from torchweld.profiles.events import (
 from torchweld.profiles.profile import Tensor
 from torchweld.profiles.traces.trace_events import read_recording
 
-# The cheap way to open a range; a release without it has the documented one, at ten times the cost.
+# The cheap way to open a range. A release without it has the documented way, at ten times the cost.
 range_named: Callable[[str], AbstractContextManager[object]] = getattr(
     torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function
 )
 # The documented way: shows as an annotation under any name, where the cheap way looks like an op.
 annotated: Callable[[str], AbstractContextManager[object]] = torch_profiler.record_function
 
-# Functions, where stacks are recorded; those of Python, and those written in C.
+# Functions, if stacks are recorded: those of Python, and those written in C.
 _PYTHON_TAGS = ("PyCall", "PyCCall")
 
 _PADDING = itertools.cycle(random.Random(0).sample(range(20, 220), 50))
@@ -61,7 +61,7 @@ def has_cuda() -> bool:
 
 
 class Recorder:
-    """Records between `start` and `stop`. One at a time in a process, as torch allows.
+    """Records between `start` and `stop`. torch allows one at a time per process.
 
     What runs inside `step` is kept; what runs before only warms the caches.
     """
@@ -85,10 +85,10 @@ class Recorder:
         self._profiler = profiler
 
     def pad(self) -> None:
-        """Records a number of empty ranges, another one each time.
+        """Records a number of empty ranges, a different number each time.
 
-        The profiler takes memory for its events in blocks, and the event that opens one pays 20 µs.
-        So that this is not the same op in every recording, it is moved about.
+        The profiler allocates memory for events in blocks, and the event that opens a block pays
+        20 µs. With the padding, this is not the same op in every recording.
         """
         for _ in range(next(_PADDING)):
             with range_named(""):
@@ -96,7 +96,8 @@ class Recorder:
 
     def step(self) -> AbstractContextManager[object]:
         """The one step that is recorded, to be entered once."""
-        # Nothing between the range and what runs in it: a step can be as short as tens of µs.
+        # Nothing stands between the range and what runs in it: a step can take as little as tens of
+        # µs.
         return _until_the_device_is_done() if has_cuda() else range_named(STEP_MARK)
 
     def cancel(self) -> None:
@@ -146,7 +147,7 @@ def _until_the_device_is_done() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the profiler's remarks about itself, which a user of ours can do nothing about."""
+    """Hides the profiler's remarks about itself, which users of torchweld cannot act on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Kineto writes a line at every start and stop; it reads this once, at the first.
@@ -159,7 +160,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _refuse_a_second_profiler() -> None:
-    # The first knows of this thread alone, the second of all.
+    # The first knows this thread only, the second all of them.
     enabled = getattr(torch._C._autograd, "_profiler_enabled", None)
     if (enabled is not None and enabled()) or getattr(
         torch_profiler, "_is_profiler_enabled", False
@@ -225,9 +226,8 @@ def _no_ops() -> NotMeasuredError:
     )
 
 
-# Fields that the exported trace does not have either, or not as well -> what is lost without them.
-# The others are read as they are: where one is missing, the exported trace tells more than the rest
-# of the tree.
+# Fields that the exported trace does not have, or not as well -> what is lost without them. If any
+# other field is missing, the exported trace tells more than the rest of the tree.
 _OPTIONAL = {
     "allocation_id": "memory round trips, and where memory goes, are not known",
     "alloc_size": "where memory goes is not known",
@@ -241,7 +241,7 @@ _ABSENT: Any = object()
 class _ProfilerReader:
     """Reads the tree. Threads are numbered in the order in which they are met.
 
-    Raises AttributeError where a field is missing without which the tree is of no use.
+    Raises AttributeError if a field is missing without which the tree is useless.
     """
 
     def __init__(self) -> None:
@@ -260,8 +260,8 @@ class _ProfilerReader:
         for node in sorted(trees, key=lambda node: (self._thread(node), node.start_time_ns)):
             self._walk(node, origin_ns, end_ns)
         if stacks:
-            # A range that one function opens and another closes, such as the step, has what ran
-            # between the two beside it, not inside.
+            # If one function opens a range and another closes it, as with the step, what ran in
+            # between stands beside the range, not inside.
             nest(self.events)
         if len(self.events) < 2:
             raise _no_ops()
@@ -287,7 +287,7 @@ class _ProfilerReader:
             pending.extend((child, index, where) for child in reversed(node.children))
 
     def _add(self, node: Any, parent: int, origin_ns: int, where: str) -> int:
-        """Adds one node; gives the index that its children's parent is."""
+        """Adds one node; gives the index that its children have as their parent."""
         tag = node.tag.name
         if tag == "Allocation":
             fields = node.extra_fields
@@ -355,7 +355,7 @@ class _ProfilerReader:
         return tuple(found) if any(tensor is not None for tensor in found) else ()
 
     def _tensor(self, value: Any) -> Tensor | None:
-        # Arguments that are no tensors have neither.
+        # Arguments other than tensors have neither.
         if not hasattr(value, "dtype") and not hasattr(value, "sizes"):
             return None
         shape = tuple(value.sizes)

@@ -33,7 +33,7 @@ from torchweld.profiles.traces.trace_stream import MACHINE_KEY
 
 
 def read_trace(path: str | os.PathLike[str], *, this_machine: bool = False) -> Profile:
-    """The profile of everything in the file; raises TorchweldError for what is no trace.
+    """The profile of everything in the file; raises TorchweldError if it is not a trace.
 
     `this_machine=True` says that the trace was recorded here, on the CPU alone: it is priced with
     this machine's peaks, which are measured if they are not known yet.
@@ -50,7 +50,7 @@ def read_trace(path: str | os.PathLike[str], *, this_machine: bool = False) -> P
 
 
 def _machine(data: object, notices: list[str]) -> Machine:
-    """What a trace of our own says of the machine it was taken on; any other says nothing."""
+    """The machine that a trace was taken on, if torchweld exported it; others do not tell."""
     if data is None:
         return Machine()
     try:
@@ -61,10 +61,10 @@ def _machine(data: object, notices: list[str]) -> Machine:
 
 
 def _here(told: Machine, recording: Recording, name: str) -> Machine:
-    """This machine, for a trace that does not speak against having been recorded on it."""
+    """This machine; refused if the trace says that it was recorded elsewhere."""
     if any(event.kind in ON_DEVICE for event in recording.events):
         raise TorchweldError(
-            f"{name} has kernels of a device, whose peaks are known by its name or not at all; "
+            f"{name} has kernels of a device, and peaks of devices are only known by name; "
             "this_machine (--this-machine) goes with a trace of a CPU alone"
         )
     here = this_machine(recording.notices)

@@ -1,1 +1,1 @@
-"""Reads traces that torch.profiler wrote."""
+"""Reads the events of traces that torch.profiler wrote."""

@@ -1,7 +1,7 @@
 """From the raw events of a chrome trace to a `Recording`. Every rule names the field it reads.
 
 What cannot be used (an event without a time, a phase that torch does not write, a cut or damaged
-rest) is skipped, counted, and said in the recording's notices.
+rest) is skipped, counted, and mentioned in the recording's notices.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ IGNORED = frozenset({"Trace", "gpu_user_annotation", "overhead", "cuda_profiler_
 # "ph" of an event: names and places on the screen, arrows, marks, counters. "X" is what counts.
 SILENT_PHASES = frozenset({"M", "i", "I", "s", "t", "f", "C"})
 
-# µs; no clock is further from the first event than this, so it tells a number from nonsense.
+# µs. No real time is further from the first event than this.
 FOREVER = 1e18
-# What reading an event raises that is not as torch writes it.
+# What reading a malformed event raises.
 _UNUSABLE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
@@ -79,15 +79,15 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Nothing here makes cycles, and looking for them among a million objects takes long."""
+    """Nothing here makes reference cycles, and searching a million objects for them takes long."""
     on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if on:
-            # What was made here goes to the old generation at once, instead of being searched as
-            # young; unless someone has frozen objects of his own, which this would free.
+            # New objects go to the old generation at once, instead of being searched as young ones.
+            # Not if the user has frozen objects: this would unfreeze them.
             if gc.get_freeze_count() == 0:
                 gc.freeze()
                 gc.unfreeze()
@@ -95,7 +95,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class _Numbers(dict[tuple[Any, ...], int]):
-    """Numbers keys in the order in which they are met."""
+    """Numbers keys in the order in which they occur."""
 
     def __missing__(self, key: tuple[Any, ...]) -> int:
         number = self[key] = len(self)
@@ -132,7 +132,7 @@ class TraceReader:
                 self.malformed += 1
         self._refuse_what_is_no_trace()
         modules, self.places = modules_of_hierarchies(() if self.named else self.hierarchies)
-        # Of two with the same interval the later is inside: a call of the runtime in its op.
+        # Of two events with the same interval, the later is inside: a runtime call in its op.
         events = _sorted([*modules, *self.hosts, *self.calls, *self.on_device])
         origin_us = _shift_to_first_step(events)
         nest(events)
@@ -173,7 +173,7 @@ class TraceReader:
             raise TypeError
         name = self.names.setdefault(name, name)
         start_us = self._since_first(raw["ts"])
-        # "- 0" and not float(): a text is no number, even if its letters are digits.
+        # "- 0" instead of float(): a string is not a number, even if it consists of digits.
         end_us = start_us + float(raw["dur"] - 0)
         if not -FOREVER < start_us <= end_us < FOREVER:
             raise ValueError
@@ -284,7 +284,7 @@ class TraceReader:
         if self.malformed:
             found.append(
                 f"{self.malformed:,} events were skipped: name, category, time, duration or place "
-                "is missing or not what it should be"
+                "is missing or invalid"
             )
         if self.phases:
             found.append(

@@ -1,4 +1,4 @@
-"""What the events of a trace say only together: modules, forward threads, allocations.
+"""What the events of a trace tell only together: modules, forward threads, allocations.
 
 Plain functions over lists of `Event`s, used by `trace_events.py` while it puts a `Recording`
 together.
@@ -35,8 +35,8 @@ def modules_of_hierarchies(
 ) -> tuple[list[Event], list[ModulePlace]]:
     """Module calls from the "Module Hierarchy" that `with_modules` gave ops of scripted models.
 
-    A call lasts from the first op that names it to the last before another is named. Two calls in a
-    row of one module cannot be told apart, and count as one.
+    A call lasts from the first op that names it to the last before another is named. Two
+    consecutive calls of one module cannot be told apart, and count as one.
     """
     by_thread: dict[int, list[tuple[Event, str]]] = defaultdict(list)
     for event, text in ops:
@@ -69,8 +69,8 @@ def modules_of_stacks(events: list[Event]) -> list[ModulePlace]:
     """Turns the Python events "nn.Module: Linear_0" of `with_stack` into module calls, in place.
 
     Such a name has the class and the number of the instance, so a path is one of these: what is
-    called inside "MLP_0" is "MLP_0.Linear_0". Ranges that carry real paths go before: where there
-    are any, nothing is changed.
+    called inside "MLP_0" is "MLP_0.Linear_0". If there are ranges with real paths, nothing is
+    changed.
     """
     if any(event.kind == MODULE for event in events):
         return []
@@ -127,7 +127,7 @@ def join_forward_threads(events: list[Event]) -> None:
 def allocations_of(
     instants: list[Instant], events: list[Event], origin_us: float
 ) -> list[MemoryEvent]:
-    """Allocations in order of time; on a device only, where there are any on a device.
+    """Allocations in order of time; if there are any on a device, only those.
 
     The events begin at `origin_us` of the instants' clock.
     """

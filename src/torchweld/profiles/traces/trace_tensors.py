@@ -1,7 +1,7 @@
 """The tensors among an op's arguments, from the fields "Input Dims", "Input type", "Input Strides".
 
-Each has one entry an argument. Steps repeat the same few shapes thousands of times, so what was
-seen once is not made again.
+Each has one entry per argument. Steps repeat the same few shapes thousands of times, so tensors are
+made once and reused.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import marshal
 from typing import Any
 
-from torchweld.core.records import MOST_INT
+from torchweld.core.record_fields import MOST_INT
 from torchweld.profiles.profile import Tensor
 
-# "Input type" -> dtype. Of what is not here, "Scalar" and "" have no shape and are no tensors.
+# "Input type" -> dtype. "Scalar" and "" are missing: they have no shape and are not tensors.
 DTYPES = {
     "float": "float32",
     "double": "float64",

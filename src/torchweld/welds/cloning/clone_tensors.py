@@ -129,7 +129,7 @@ def _entry(module: nn.Module, name: str) -> dict[str, Any]:
 def _own_parameter(parameter: Tensor) -> Tensor:
     """A new parameter object over the same memory.
 
-    Other kinds than torch's own parameters are returned as they are. So are parameters made in
+    Parameters of subclasses, or sparse ones, are returned as they are. So are parameters made in
     inference mode: they have no gradient and no hooks, and cannot be made outside of that mode.
     """
     if type(parameter) is not nn.Parameter or parameter.layout != torch.strided:

@@ -218,7 +218,7 @@ def is_open(value: Any) -> bool:
 
 def make_shell(value: Any, made: dict[int, Any], anew: dict[int, Any]) -> None:
     """Makes the empty shell of an open value, and enters it into `made`."""
-    if id(value) not in made:  # the shell of a function includes its cells
+    if id(value) not in made:  # a function's shell has made its cells already
         made[id(value)] = _shell(value, made, anew)
 
 

@@ -129,7 +129,7 @@ def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature)
 
 
 def enter(stack: ExitStack, module: nn.Module, training: bool) -> None:
-    """Lets runs of the module leave no change behind, and show no warnings."""
+    """Makes runs of the module leave no change behind and show no warnings."""
     stack.enter_context(in_mode(module, training))
     stack.enter_context(attributes_put_back(module))
     stack.enter_context(torch.no_grad())

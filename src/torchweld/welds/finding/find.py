@@ -143,7 +143,7 @@ class _Search:
         self._refused: dict[nn.Module, Refusal] = {}
         self._idle: list[str] = []  # paths of modules with weights that were not used
         self._visited: set[nn.Module] = set()
-        self._explained: set[nn.Module | None] = set()  # modules not called, as a refusal says
+        self._explained: set[nn.Module | None] = set()  # not called; a refusal says so already
 
     def _looked_into(self, module: nn.Module, path: str) -> Chain | Refused | None:
         """The chain of a module, whose block is noted; or why it has none."""

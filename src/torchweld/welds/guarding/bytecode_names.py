@@ -33,7 +33,7 @@ class Names:
     stored_globals: tuple[str, ...]  # set or deleted by the code
     stored_free: tuple[str, ...]  # free variables that it sets or deletes
     stored_attributes: tuple[tuple[str, int], ...]  # set or deleted, with their lines
-    asks_class: str  # "type" or "__class__" if more than attributes of a class is read; else ""
+    asks_class: str  # "type" or "__class__" if it does more with a class than read attributes
     handles: bool  # whether it catches exceptions; one could be of a missing attribute
     lines: dict[str, int]  # the first line of each name
     constant_calls: frozenset[int]  # offsets of calls of getattr and hasattr with a constant name

@@ -1,7 +1,7 @@
 """Holds the facts that a forward depends on: records made by `dependencies`, compared by a guard.
 
 A fact about a module of the block has the module's path inside the block, so facts found on a clone
-hold for the original too. All other facts hold the objects themselves.
+hold for the original too. All other facts hold the objects themselves. `what` is a fact in words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Mark:
 
 
 ABSENT = _Mark("absent")
-# A class has what nn.Module has under a name. torch itself replaces that while it exports a model.
+# A class has nn.Module's own attribute, which torch itself replaces while it exports a model.
 INHERITED = _Mark("inherited")
 PRESENT = _Mark("present")  # any tensor; it is looked up at every call
 

@@ -38,7 +38,7 @@ _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size),
     *(torch.layout, torch.memory_format, range, slice),
 )
-# The same numbers as in `Expect` in watch.h.
+# The same numbers as in `Expect` in dependency_watch.h.
 _VALUE, _ABSENT, _TENSOR, _TIED = range(4)
 
 

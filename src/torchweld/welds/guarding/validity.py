@@ -162,7 +162,7 @@ class Proofs:
         self._sizes: dict[Hashable, bool] = {}
 
     def read(self, module: nn.Module, signature: Signature, key: Hashable) -> Chain:
-        """The chain of a call, traced once per `key`, which says what module and kind of call."""
+        """The chain of a call, traced once per `key`: build of the module, and kind of call."""
         if key not in self._chains:
             try:
                 self._chains[key] = read_chain(module, signature)

@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from torchweld.core.blocks import format_spec, parse_spec
 from torchweld.core.errors import BuildError, RefusedError, TorchweldError
 from torchweld.core.texts import clean
 from torchweld.core.undisturbed import Apart
+from torchweld.ops import compiled_forward
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, Runner
 from torchweld.ops.packing import new_pack
@@ -40,14 +41,6 @@ from torchweld.welds.swapping.safety_net import Checking, disagreement
 
 OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
 
-
-def _not_in_c(*_: object) -> Tensor | None:
-    return None
-
-
-compiled_forward: Callable[..., Tensor | None] = (
-    _not_in_c if ops.compiled is None else ops.compiled.forward
-)
 
 _PLAIN = (Tensor, nn.Parameter)
 _MOST_SIZES = 4096  # of x that are remembered; a server with texts of any length has many

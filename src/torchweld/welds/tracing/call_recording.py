@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchweld.core.model_state import forwards_replaced
 from torchweld.welds.cloning.model_clone import Clone
 from torchweld.welds.refusal_reasons import called_from
 
-_ABSENT = object()
 # Most signatures kept per module. Decoding with growing masks makes a new one at every step.
 MOST_KINDS = 256
 
@@ -100,7 +100,7 @@ def _odd_kind(value: Tensor) -> str:
 class Signature:
     """One kind of call of a module."""
 
-    arguments: tuple[tuple[str, Any], ...]  # those given: forward's name for it, and its spec
+    arguments: tuple[tuple[str, Any], ...]  # that were given: (name in forward, spec)
     output: Any  # the spec of the result
     grad: bool  # whether gradients were enabled
     training: bool  # whether the module was in training mode
@@ -176,24 +176,17 @@ def record(model: nn.Module, runs: Sequence[tuple[Callable[[], object], int]]) -
     """Records the modules' calls in `runs`: callables that run the model, each with its count."""
     paths = places(model)
     watch = _CallWatch()
-    undo: list[tuple[nn.Module, Any]] = []
     calls: list[int] = []
-    try:
-        for module, at in paths.items():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            undo.append((module, module.__dict__.get("forward", _ABSENT)))
-            module.__dict__["forward"] = watch.shadow(module, at[0])
+    shadows = {
+        module: watch.shadow(module, at[0])
+        for module, at in paths.items()
+        if not isinstance(module, torch.jit.ScriptModule)
+    }
+    with forwards_replaced(shadows):
         for run, count in runs:
             watch.count, watch.calls = count, 0
             run()
             calls.append(watch.calls)
-    finally:
-        for module, before in undo:
-            if before is _ABSENT:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = before
     return RecordedCalls(paths=paths, seen=watch.seen, calls=calls)
 
 

@@ -243,7 +243,7 @@ class Normal:
 def normal_form(features: Features, rows_in_order: bool = True) -> Normal:
     """The normal form; Refused if columns are not where a chain has them.
 
-    rows_in_order: whether that goes for rows too
+    rows_in_order: whether rows have to be in their places too
     """
     if not features.shape:
         raise Refused("a result without a last dimension")

@@ -1,4 +1,4 @@
-"""A few model types through the whole of `benchmarks/coverage.py`, and the counts it rests on."""
+"""A few model types through the whole of `benchmarks/model_coverage.py`, and the counts it rests on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from coverage import Count, Coverage, cover, mlp_modules, quiet, summary
+from model_coverage import Count, Coverage, cover, mlp_modules, quiet, summary
 from torch import Tensor, nn
 
 import torchweld as tw

@@ -1,8 +1,8 @@
 """How much of the Linears of real models is welded, and whether the numbers stay the same.
 
-    python benchmarks/coverage.py                     every transformers type, over an hour
-    python benchmarks/coverage.py gpt2 llama bert     these
-    python benchmarks/coverage.py --json coverage.json
+    python benchmarks/model_coverage.py                   every transformers type, over an hour
+    python benchmarks/model_coverage.py gpt2 llama bert   these
+    python benchmarks/model_coverage.py --json coverage.json
 
 A tiny instance of each model type, built from its configuration with random weights, is looked
 through, planned by force and welded, for inference and for training. What a model computes is
@@ -51,11 +51,11 @@ STACKS = ("aten.bmm", "aten.baddbmm", "aten._grouped_mm")
 # ---- what runs, counted without torchweld ----
 
 
-class Count(TorchDispatchMode):
+class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """FLOPs of products with a weight, and what modules consist of, seen op by op."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._weights = {t.untyped_storage().data_ptr() for t in model.parameters()}
         self.linear_flops = 0.0
         self.stack_flops = 0.0

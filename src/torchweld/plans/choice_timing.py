@@ -1,8 +1,8 @@
-"""Times the ways to run some modules that are built alike, against their own code, in one go.
+"""Times the choices for alike blocks against the original code, all in the same rounds.
 
-Every way is a `Face` of the same modules: a class and what it keeps, swapped in before the clock
-starts. So all run on the same weights at the same addresses, and the comparison is about the code
-alone. The modules are called one after the other, as the model calls them.
+Every choice is a `Face` of the same modules, which is shown before the clock starts. So all choices
+run on the same weights at the same addresses, and differ in their code alone. The modules are
+called one after the other, as the model calls them.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from torchweld.welds.found_blocks import Block, Call
 from torchweld.welds.swapping.faces import Face, faces
 from torchweld.welds.swapping.swap import stats
 
-# More instances than this say nothing new, and would only take time.
+# More blocks than this say nothing new, and take more time.
 MOST_INSTANCES = 16
 LEAST_BUDGET_S, MOST_BUDGET_S = 0.3, 4.0
-# A round visits every side twice, once untimed; some of the time goes to the warm-up.
+# A round visits every side twice, once untimed. Some of the time goes to the warm-up.
 ROUNDS_WANTED = 1.6 * FEWEST_ROUNDS
-# Which way is faster is the question, not by how much to the percent.
+# The question is which choice is faster, not by how much to the percent.
 PRECISION, ENOUGH = 0.05, 0.15
-# At a first look, the best of so many turns: what is this much slower than the best is left out.
-# Calls that take longer than LONG_S have one turn.
+# At first look, each choice has this many turns, of which the best counts; calls that take longer
+# than LONG_S have one turn. Choices that take BEHIND times as long as the best are left out.
 FIRST_TURNS, BEHIND = 3, 1.25
 LONG_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One way, timed: its speed for one call of one module, or of all members of a group."""
+    """One choice, timed: its speed for one call of one module, or of all members of a group."""
 
     verdict: Verdict
     speed: Speed | NotMeasured
@@ -53,11 +53,11 @@ class Timed:
 
 
 class FaceSide:
-    """A face as a side of a comparison: `calls` rounds through all modules.
+    """A face as a side of a comparison. A call runs all modules once.
 
-    It does not tell when it was preempted: calls of some milliseconds always are, beside another
-    process on one of two cores. With such rounds dropped, plans welded 46 % of the blocks that they
-    weld on a quiet machine (Zen 4, 2 cores). What preempts both sides cancels in their ratio.
+    It does not tell when it was preempted. Calls of some milliseconds always are, if another
+    process uses one of two cores. With such rounds dropped, plans welded 46 % of the blocks that
+    they weld on a quiet machine (Zen 4, 2 cores). What preempts both sides cancels in their ratio.
     """
 
     def __init__(self, face: Face, runs: Sequence[Callable[[], object]]) -> None:
@@ -80,7 +80,7 @@ def time_choices(
     training: bool,
     budget_s: float,
 ) -> dict[Choice, Timed]:
-    """Each choice against the modules' own code. What cannot be welded is left out."""
+    """Each choice against the modules' own code. Choices that cannot be welded are left out."""
     if budget_s < LEAST_BUDGET_S:
         return none_timed(choices, "no time was left for it")
     if not choices:
@@ -124,10 +124,10 @@ def time_ways(
     turns: int,
     budget_s: float,
 ) -> dict[Choice, Timed]:
-    """Modules welded in several ways, against them as `baseline` welds them; () is their own code.
+    """Modules welded by each choice, against the modules as `baseline` welds them.
 
-    All in the same rounds, but those that a first look of some turns shows far behind. The speeds
-    are of one of the `runs`.
+    An empty baseline is the modules' own code. All are timed in the same rounds, except choices
+    that are far behind at first look. A speed is that of one of the `runs`.
     """
     choices = list(ways)
     paths = dict.fromkeys(d.block.path for own in ways.values() for d in own)
@@ -162,14 +162,14 @@ def none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:
 
 
 def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict[str, str]:
-    """Those that a first look shows far behind the best, and what it saw."""
+    """The sides that are far behind the best at first look, and how far."""
     if len(sides) < 2:
         return {}
     best_s = [math.inf] * len(sides)
     for turn in range(1 + turns):
         for i, side in enumerate(sides):
             seconds = side.time(1)
-            if turn:  # the first one packs, or compiles
+            if turn:  # the first turn packs or compiles
                 best_s[i] = min(best_s[i], seconds)
     first = min(range(len(sides)), key=best_s.__getitem__)
     return {
@@ -180,7 +180,7 @@ def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict
 
 
 def _timed(found: Comparison, modules: Sequence[nn.Module], count: int) -> Timed:
-    """Of one run of `count` that were timed together. Modules are shown as they were timed."""
+    """The figures of one run of `count`. The modules show the face that was timed."""
     speed = found.speed
     if isinstance(speed, Speed):
         before_us, after_us = speed.before_us / count, speed.after_us / count
@@ -202,15 +202,15 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
-    """As many as leave time for the rounds that a verdict needs."""
+    """How many to time, so that there is time for the rounds that a verdict needs."""
     fits = int(budget_s / (ROUNDS_WANTED * 2 * (2 + choices) * max(call_s, 1e-7)))
     return max(1, min(there, fits, MOST_INSTANCES))
 
 
 def _cold(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
-    """Whether the caches have to be emptied to be as they are in the model.
+    """Whether to empty the caches before each call, so that they are as they are in the model.
 
-    Not if the weights that are timed in turn push each other out, or if all of the model stays in.
+    Not if the weights that are timed in turn evict each other, or if the whole model fits in cache.
     """
     cache = hardware().caches.l3_bytes or hardware().caches.l2_bytes or 0
     timed = sum(p.nbytes for module in modules for p in module.parameters())

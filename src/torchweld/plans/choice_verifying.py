@@ -1,0 +1,116 @@
+"""Whether a choice gives right numbers for a block, by the numerical rule.
+
+In: a model, a block of it, a call to verify on. Out: a `Trial` without a speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from torchweld.core.blocks import LayerForm, parse_spec, split_tensors
+from torchweld.core.not_measured import NotMeasured
+from torchweld.numerics.rule import Judgement, check_block
+from torchweld.ops import backends
+from torchweld.ops.backends.backend import Form, device_of
+from torchweld.plans.block_calls import input_like, tensors_of
+from torchweld.plans.plan import UNASKED, Trial, Verdict
+from torchweld.welds.decisions import Choice
+from torchweld.welds.found_blocks import Block, Call
+
+# The most rows and columns that a block is verified on: all are alike, and float64 is slow and
+# large.
+MOST_VERIFIED_ROWS = 32
+MOST_VERIFIED_COLUMNS = 4096
+
+
+def verify_choice(
+    model: nn.Module, block: Block, call: Call, choice: Choice, training: bool
+) -> Trial:
+    """Whether the choice gives right numbers, by the numerical rule; nothing is timed."""
+    tensors = [tensor.detach() for tensor in tensors_of(model, block)]
+    forms = parse_spec(block.form)
+    form = Form.of("chain", forms, tensors)
+    backend = backends.backend_named(choice.backend)
+    dtype, device = getattr(torch, call.dtype), device_of(tensors[0])
+    reasons = backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode)
+    if reasons:
+        return unverified(choice, "cannot serve", "; ".join(reasons))
+    if tensors[0].is_meta:
+        return unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
+    x = input_like(call, rows=max(1, min(call.rows, MOST_VERIFIED_ROWS))).to(device)
+    columns = None if training else _some_columns(forms[-1], block.out_features)
+    grads = None
+    if training:
+        generator = torch.Generator().manual_seed(1)
+        grads = [torch.randn(*x.shape[:-1], block.out_features, generator=generator).to(x)]
+
+    copied = 0
+
+    def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
+        def candidate(x: Tensor, given: Sequence[Tensor]) -> Tensor:
+            nonlocal copied
+            runner = backend.build(form, given if training else tensors, choice.mode)
+            y = runner(x)
+            copied = runner.copied_bytes
+            assert isinstance(y, Tensor)
+            return y if columns is None else y[..., columns]
+
+        few = tensors if columns is None else _narrowed(forms, tensors, columns)
+        return check_block(candidate, x, few, forms, grads=grads)
+
+    return replace(judged_trial(choice, judged, tensors), copied_bytes=copied)
+
+
+def judged_trial(
+    choice: Choice,
+    judged: Callable[[Sequence[Tensor]], dict[str, Judgement]],
+    tensors: Sequence[Tensor],
+) -> Trial:
+    """What `judged` says of the tensors, as a trial that is still to be timed."""
+    found = judged(tensors)
+    if not all(judgement.meaningful for judgement in found.values()):
+        # The weights are zero, as those of a new adapter are. Random weights say more.
+        found = {k: v for k, v in found.items() if not v.within} or judged(_random_like(tensors))
+    wrong = [f"{what}: {j.reason}" for what, j in found.items() if not j.within]
+    ratio = max(max(j.row_ratio, j.rms_ratio) for j in found.values())
+    return Trial(
+        choice=choice,
+        verified=not wrong,
+        verdict="wrong" if wrong else "not measured",
+        speed=NotMeasured("; ".join(wrong)) if wrong else UNASKED,
+        error_ratio=min(ratio, 1e30),
+    )
+
+
+def unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
+    why = NotMeasured(reason)
+    return Trial(choice=choice, verified=False, verdict=verdict, speed=why, error_ratio=why)
+
+
+def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (torch.randn(t.shape, generator=generator) / max(t.shape[-1], 1) ** 0.5).to(t)
+        for t in tensors
+    ]
+
+
+def _some_columns(form: LayerForm, count: int) -> slice | None:
+    """A part of a wide last layer. In float64 a language model's head is as large as the model."""
+    if form.gate != "none" or count <= MOST_VERIFIED_COLUMNS:
+        return None
+    step = -(-count // MOST_VERIFIED_COLUMNS)
+    return slice(count - 1 - (count - 1) // step * step, None, step)  # the last one is among them
+
+
+def _narrowed(
+    forms: Sequence[LayerForm], tensors: Sequence[Tensor], columns: slice
+) -> list[Tensor]:
+    """The tensors, with only these columns of the last layer."""
+    *earlier, (form, (weight, *bias)) = split_tensors(forms, tensors)
+    narrow = weight[:, columns] if form.transposed else weight[columns]
+    return [t for _, own in earlier for t in own] + [narrow, *(b[columns] for b in bias)]
