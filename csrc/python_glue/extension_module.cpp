@@ -19,7 +19,7 @@ namespace {
 
 using torchweld::kernels;
 
-// forward(module, x): module is a FusedMLP, what stands for a welded module, or a member of a group.
+// forward(module, x): module is a FusedMLP, a stand-in for a welded module, or a GroupMember.
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "forward(module, x)");

@@ -1,13 +1,16 @@
-// torchweld._C.Gathering and GroupMember: calls of welded modules that read the same input, run as one op.
+// torchweld._C.Gathering and GroupMember: calls of welded modules that read the same input, run as
+// one op.
 //
-// The first member of a group that is called with an x *leads*: it runs the group op for all members, and keeps the
-// others' outputs with a copy of x. A member that is called next, in the same thread, with an x of the same bytes
-// *takes* its output, once. So x may be edited, through any alias, between two calls: its bytes are compared, and
-// the member's weights are looked at again. Whether a member may be served at all is asked when it is called, not when
-// another one leads; what was computed for one that may not is dropped.
+// The first member of a group that is called with an x leads: it runs the group op for all members,
+// and keeps the outputs of the others together with a copy of x. If another member is called in the
+// same thread with an x of the same bytes, it takes its output, once. The bytes are compared, so an
+// edit of x is noticed, whatever alias it went through. The weights of the member are compared too.
 //
-// At most one step of one group is kept per thread. A group whose outputs are not taken, or that cannot lead, three
-// times in a row stops: its members were called together when the plan was made, and are not any more.
+// Whether a member may be served at all is decided when it is called. A lead does not ask for the
+// others: the output of a member that may not be served is dropped.
+//
+// One step of one group is kept per thread. A group stops for good after three misses in a row: a
+// step whose outputs were not all taken, or a call that could not lead.
 #pragma once
 #include <Python.h>
 
@@ -24,9 +27,9 @@
 
 namespace {
 
-PyObject* joint_name = nullptr;  // of what a welded module keeps: KEY in welds/marks.py
+PyObject* joint_name = nullptr;  // KEY in welds/marks.py, which only welded modules have
 
-// Which weights a member had when they were last looked at; a change makes it another look.
+// The weights of a member when they were last looked at. The number of the look changes with them.
 class SeenWeights {
  public:
   int64_t look(c10::ArrayRef<const Tensor*> params) {
@@ -52,19 +55,19 @@ class SeenWeights {
   int64_t looks_ = 0;
 };
 
-// What the members of a group share. Everything here is read and written with Python's lock held.
+// What the members of a group share. It is read and written while the GIL is held.
 struct GroupState {
   static constexpr int kMostMisses = 3;
   struct Joined {
-    Ref module;              // a weak reference
+    Ref module;                // a weak reference
     std::vector<Ref> linears;  // the dictionaries that hold the weight and bias of each product
     Ref spec, pack;
-    SeenWeights weights;  // if the group reads them where they lie
-    int64_t calls = 0;    // that were served by the group
+    SeenWeights weights;  // if the group does not read packed copies
+    int64_t calls = 0;    // that the group served
   };
   std::vector<Joined> members;
   std::string spec;  // of all members
-  int misses = 0;  // in a row
+  int misses = 0;    // in a row
   bool stopped = false;
 
   void miss() { stopped = ++misses >= kMostMisses; }
@@ -94,7 +97,7 @@ struct KeptOutputs {
     dtype = other.scalar_type();
     inference = c10::InferenceMode::is_enabled();
   }
-  // Those that nobody has taken tell their group.
+  // Outputs that nobody took are a miss of their group.
   void drop() {
     if (left)
       if (const auto owner = group.lock()) owner->miss();
@@ -114,7 +117,7 @@ struct MemberObject {
   PyObject* gathering;
   size_t index;
   bool packed;       // the group reads packed copies
-  PyObject* single;  // what stands for it in a call by itself; null if that is left to the caller
+  PyObject* single;  // what stands for it when it runs alone; null if the caller runs it
 };
 PyTypeObject *gathering_type = nullptr, *member_type = nullptr;
 
@@ -124,11 +127,11 @@ std::shared_ptr<GroupState>& state_of(PyObject* gathering) {
 
 // ---- a member's weights ----
 
-using Weights = c10::SmallVector<const Tensor*, 4>;  // borrowed: good while the lock is held
+using Weights = c10::SmallVector<const Tensor*, 4>;  // borrowed, valid while the GIL is held
 
-// False for anything out of the ordinary. The member's own guard has to say whether they are its weights.
+// Returns false for anything out of the ordinary.
 bool read_weights(const GroupState::Joined& member, Weights& params) {
-  if (member.linears.empty()) return false;  // nothing of it is kept
+  if (member.linears.empty()) return false;  // it was forgotten
   for (const Ref& own : member.linears)
     for (PyObject* name : {names.weight, names.bias}) {
       PyObject* p = PyDict_GetItem(own.p, name);
@@ -141,10 +144,10 @@ bool read_weights(const GroupState::Joined& member, Weights& params) {
 std::string_view spec_of_member(const GroupState::Joined& member) {
   Py_ssize_t length = 0;
   const char* text = PyUnicode_AsUTF8AndSize(member.spec.p, &length);
-  return {text, size_t(length)};  // it was read when the member joined
+  return {text, size_t(length)};  // `join` has read it once, so this cannot fail
 }
 
-// Values alone are asked for, of an x that can be compared by its bytes.
+// Whether only values are wanted, and x can be compared by its bytes.
 bool gatherable(const Tensor& x) {
   return !at::GradMode::is_enabled() && undisturbed() && packable(x) && x.dim() >= 1 &&
          x.numel() > 0 && x.is_contiguous() && !x.is_conj();
@@ -152,7 +155,7 @@ bool gatherable(const Tensor& x) {
 
 // ---- taking ----
 
-// Undefined if there is nothing to take.
+// The member's output; undefined if there is none to take.
 Tensor take(size_t i, const std::shared_ptr<GroupState>& group, const Tensor& x) {
   KeptOutputs& kept = kept_outputs;
   if (!kept.left || kept.group.owner_before(group) || group.owner_before(kept.group) ||
@@ -175,7 +178,7 @@ Tensor take(size_t i, const std::shared_ptr<GroupState>& group, const Tensor& x)
 
 // ---- leading ----
 
-// Whether the module is still there, and welded. If not, nothing of it is kept.
+// Whether the module still exists and is welded. If not, its weights are forgotten.
 bool is_there(GroupState::Joined& member) {
   PyObject* module = weak_target(member.module.p);
   PyObject* own = module ? instance_dict(module) : nullptr;
@@ -193,12 +196,13 @@ std::vector<Tensor> call_group(const Tensor& x, at::TensorList given, std::strin
   return (packed ? group_of_packed : group).call(x, given, spec);
 }
 
-// The member's own output, the others' kept; undefined if they cannot be computed together.
+// The member's own output; those of the others are kept. Undefined if the group cannot run as one.
 Tensor lead(const MemberObject& self, const std::shared_ptr<GroupState>& group, const Tensor& x) {
   const size_t count = group->members.size();
   const bool packed = self.packed;
   if (count < 2) return {};
-  c10::SmallVector<Tensor, 8> params, copies;  // our own references: others may replace them
+  // References of our own, since another thread may replace the members' tensors.
+  c10::SmallVector<Tensor, 8> params, copies;
   KeptOutputs& kept = kept_outputs;
   kept.drop();
   kept.looks.resize(count);
@@ -217,7 +221,7 @@ Tensor lead(const MemberObject& self, const std::shared_ptr<GroupState>& group, 
       for (const Tensor* t : own) params.push_back(*t);
   }
   if (x.scalar_type() == at::kBFloat16 && torchweld::composition_is_faster(x, params)) return {};
-  const std::string spec = group->spec;  // a member may join while the lock is given away
+  const std::string spec = group->spec;  // a member may join while the GIL is released
   kept.copy(x);
   {
     std::optional<Unlocked> unlocked;
@@ -230,7 +234,7 @@ Tensor lead(const MemberObject& self, const std::shared_ptr<GroupState>& group, 
   return std::exchange(kept.outputs[self.index], Tensor());
 }
 
-// None if the caller has to do it.
+// The member's output, or None if the caller has to compute it.
 PyObject* member_forward(PyObject* object, PyObject* input) {
   const auto& member = *reinterpret_cast<MemberObject*>(object);
   const std::shared_ptr<GroupState>& group = state_of(member.gathering);
@@ -241,7 +245,7 @@ PyObject* member_forward(PyObject* object, PyObject* input) {
     try {
       y = take(member.index, group, x);
       if (!y.defined()) y = lead(member, group, x);
-    } catch (const std::exception&) {  // the member alone will do, or has the better message
+    } catch (const std::exception&) {  // the member alone succeeds, or has the better message
     }
     if (y.defined()) {
       ++group->members[member.index].calls;
@@ -267,8 +271,8 @@ void gathering_free(PyObject* object) {
   type->tp_free(object);
   Py_DECREF(type);
 }
-// join(module, linears, spec, pack) -> the member's number, the same for the same module. `module` is a weak
-// reference, `linears` a list of the dictionaries that hold the weights and biases.
+// join(module, linears, spec, pack) -> the member's number, which is the same for the same module.
+// `module` is a weak reference, `linears` a list of the dictionaries that hold weights and biases.
 PyObject* gathering_join(PyObject* self, PyObject* args) {
   PyObject *module, *linears, *spec, *pack;
   if (!PyArg_ParseTuple(args, "OO!O!O!", &module, &PyList_Type, &linears, &PyUnicode_Type, &spec,

@@ -92,8 +92,8 @@ struct SeenTensor {
 // new copy.
 class PackedCopy {
  public:
-  // Returns the copy, and makes it first if there is none of exactly these weights. `times` is set to
-  // how often a copy was made so far.
+  // Returns the copy, and makes it first if there is none of exactly these weights. `times` gets
+  // the number of copies made so far.
   Tensor get(c10::ArrayRef<const Tensor*> params, std::string_view spec, int64_t* times = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!fresh(params, spec) || !rolling_.unchanged()) make(params, spec);

@@ -3,9 +3,10 @@
 //   chain         CPU: our kernels. Any other device: the composition. Meta: shapes only.
 //   group         the same, several outputs.
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
-//   *_packed      CPU, reading that tensor, or one per member (group_of_packed). Not differentiable;
-//                 the caller makes sure that it is fresh. Only the tensor's contents say how many
-//                 features come out; ops.py handles tensors that have only shapes.
+//   *_packed      CPU, reading that tensor; group_of_packed reads one per member. Not
+//                 differentiable; the caller makes sure that it is fresh. Only the tensor's
+//                 contents say how many features come out; ops.py handles tensors that have only
+//                 shapes.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps
 //                 it fresh.
 //

@@ -153,7 +153,7 @@ def test_an_edited_group_is_not_applied() -> None:
     made = tw.plan(model, X, force=True)
     tuning = replace(made.groups[0].tunings[0], chosen=Choice(backend="torch"))
     edited = replace(made, groups=(replace(made.groups[0], tunings=(tuning,)), *made.groups[1:]))
-    with pytest.raises(TorchweldError, match=r"layers.0#0: .* none of its trials has verified"):
+    with pytest.raises(TorchweldError, match=r"layers.0#0: .* chosen what no trial has verified"):
         tw.apply(model, edited)
     assert not stats(model)
 
