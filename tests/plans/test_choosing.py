@@ -77,10 +77,10 @@ def test_what_a_copy_gains_is_told_round_by_round() -> None:
 
     packed, natural = timed([1.1, 0.1, 0.6], 8), timed([1.0, 0.0, 0.5], 0)
     both = [packed, natural]
-    assert tuning._copy_gain(packed, both) == pytest.approx(math.exp(0.1))
-    assert isinstance(tuning._copy_gain(natural, both), NotMeasured)
-    assert isinstance(tuning._copy_gain(packed, [packed]), NotMeasured)
-    assert isinstance(tuning._copy_gain(packed, [packed, timed([1.0], 0)]), NotMeasured)
+    assert tuning.copy_gain_of(packed, both) == pytest.approx(math.exp(0.1))
+    assert isinstance(tuning.copy_gain_of(natural, both), NotMeasured)
+    assert isinstance(tuning.copy_gain_of(packed, [packed]), NotMeasured)
+    assert isinstance(tuning.copy_gain_of(packed, [packed, timed([1.0], 0)]), NotMeasured)
 
 
 def test_what_is_wrong_or_not_measured_is_never_chosen() -> None:

@@ -511,7 +511,7 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
 def test_a_block_whose_rounds_cannot_fit_is_not_begun(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice_timing, "_call_s", lambda run: 0.9)
+    monkeypatch.setattr(choice_timing, "seconds_of", lambda run: 0.9)
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     made = tw.plan(model, torch.randn(1, 64), budget_s=8.0)
     (one,) = made.planned

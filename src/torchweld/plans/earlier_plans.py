@@ -65,6 +65,11 @@ def plan(fields: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def without_groups(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 to format 3, which has groups."""
+    return dict(fields)
+
+
 def _each(items: Any, upgrade: Any) -> Any:
     if not isinstance(items, list):
         return items

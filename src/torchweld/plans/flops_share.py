@@ -42,5 +42,5 @@ def flops_of_block(model: nn.Module, decision: Decision) -> float:
     """The FLOPs of all calls that the decision covers."""
     block = decision.block
     weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
-    covered = (call for call in block.calls if decision.choice(call.rows) is not None)
+    covered = (call for call in block.calls if decision.covers(call.rows))
     return sum(2.0 * weights * call.rows * call.count for call in covered)

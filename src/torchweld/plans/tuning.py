@@ -25,7 +25,7 @@ from torchweld.plans.choice_timing import LEAST_BUDGET_S, Timed, time_choices
 from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.known_speeds import KnownSpeed, SpeedTable, table_here
 from torchweld.plans.measurement_cache import MeasurementCache
-from torchweld.plans.plan import SETTLED, Planned, Trial, Tuning, decided
+from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning, decided
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.time_budget import TimeBudget
 from torchweld.welds.decisions import Choice, Decision
@@ -60,18 +60,19 @@ def choices_for(
 
 @dataclass(frozen=True, kw_only=True)
 class TunedBlocks:
-    """Every block, with what was tried and chosen for it.
+    """Every block, and every group of blocks, with what was tried and chosen for it.
 
     table: if nothing was timed, the table that decided, or why there is none
     """
 
     planned: tuple[Planned, ...]
     training: bool
+    groups: tuple[PlannedGroup, ...] = ()
     table: str | None = None
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        return decided(self.planned, self.training)
+        return decided(self.planned, self.training, self.groups)
 
 
 def tune(
@@ -154,7 +155,7 @@ def _timed(
             verdict=found.verdict,
             speed=found.speed,
             copied_bytes=found.copied_bytes or trials[choice].copied_bytes,
-            copy_gain=_copy_gain(found, timed.values()),
+            copy_gain=copy_gain_of(found, timed.values()),
         )
     tuning = choose(one.key.rows, list(trials.values()))
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
@@ -173,11 +174,11 @@ def _forced(model: nn.Module, one: AlikeBlocks, choices: Sequence[Choice]) -> Tu
     for choice in choices:
         trials.append(_verified(model, one, choice))
         if trials[-1].verified:
-            return _tuning(one.key.rows, trials, choice, "forced")
-    return _tuning(one.key.rows, trials)
+            return tuning_of(one.key.rows, trials, choice, "forced")
+    return tuning_of(one.key.rows, trials)
 
 
-def _tuning(
+def tuning_of(
     rows: int, trials: Iterable[Trial], chosen: Choice | None = None, reason: str = ""
 ) -> Tuning:
     trials = tuple(trials)
@@ -208,7 +209,7 @@ def _by_table(
     if best is not None and lean is not None and speeds[best] < COPY_GAIN * speeds[lean]:
         best = lean
     reason = "" if best is None else trials[best].reason
-    return _tuning(key.rows, trials.values(), best, reason)
+    return tuning_of(key.rows, trials.values(), best, reason)
 
 
 def _known(
@@ -239,24 +240,27 @@ def _verified_again(model: nn.Module, one: AlikeBlocks, kept: Tuning) -> Tuning:
     return replace(kept, trials=tuple(trials.values()))
 
 
-def choose(rows: int, trials: Sequence[Trial]) -> Tuning:
-    """The fastest that is verified and beyond noise; a copy only if it is worth its memory."""
+def choose(rows: int, trials: Sequence[Trial], over: str = "the original's speed") -> Tuning:
+    """The fastest that is verified and beyond noise; a copy only if it is worth its memory.
+
+    over: what the trials were timed against, in words
+    """
     good = [
         (trial.speed.speedup, trial)
         for trial in trials
         if trial.verified and trial.verdict == "faster" and isinstance(trial.speed, Speed)
     ]
     if not good:
-        return _tuning(rows, trials)
+        return tuning_of(rows, trials)
     speedup, best = max(good, key=lambda pair: pair[0])
     lean = [pair for pair in good if not pair[1].copied_bytes]
     lean_speedup, leanest = max(lean, key=lambda pair: pair[0], default=(speedup, best))
     gain = best.copy_gain if isinstance(best.copy_gain, float) else speedup / lean_speedup
     small = best.copied_bytes <= SMALL_COPY_BYTES
     if leanest is not best and not small and gain < COPY_GAIN:
-        why = f"{lean_speedup:.2f} times the original's speed; a copy gains too little"
-        return _tuning(rows, trials, leanest.choice, why)
-    return _tuning(rows, trials, best.choice, f"{speedup:.2f} times the original's speed")
+        why = f"{lean_speedup:.2f} times {over}; a copy gains too little"
+        return tuning_of(rows, trials, leanest.choice, why)
+    return tuning_of(rows, trials, best.choice, f"{speedup:.2f} times {over}")
 
 
 def _why_none(trials: Sequence[Trial]) -> str:
@@ -267,7 +271,7 @@ def _why_none(trials: Sequence[Trial]) -> str:
     )
 
 
-def _copy_gain(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
+def copy_gain_of(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
     """The speed over the best choice without a copy, round by round: both had the same noise."""
     if not own.copied_bytes:
         return NotMeasured("it keeps no copy")

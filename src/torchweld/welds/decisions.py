@@ -36,29 +36,42 @@ class Choice:
         return ((self.packed and can.packed_mode) or can.modes[0]).name
 
 
+# (first row count, last, choice)
+Ranges = tuple[tuple[int, int, Choice | None], ...]
+
+
+def choice_at(ranges: Ranges, rows: int) -> Choice | None:
+    return next((choice for first, last, choice in ranges if first <= rows <= last), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """A block and its table: (first row count, last, choice).
 
     The original code runs where the choice is None, and outside the ranges.
+
+    in_group: the table for calls that the block's group runs as one; the others follow by_rows
     """
 
     block: Block
-    by_rows: tuple[tuple[int, int, Choice | None], ...]
+    by_rows: Ranges
     training: bool = False  # whether calls with gradients or in training mode are covered
+    in_group: Ranges = ()
 
     def __post_init__(self) -> None:
         check_kind("Decision", "block", self.block, Block, "one of those that tw.find returns")
         check_flags("Decision", training=self.training)
-        if not isinstance(self.by_rows, (tuple, list)) or not all(map(_is_range, self.by_rows)):
-            allowed = "a tuple of (first row count, last, tw.Choice or None)"
-            raise misfit("Decision", "by_rows", self.by_rows, allowed)
+        for name, ranges in (("by_rows", self.by_rows), ("in_group", self.in_group)):
+            if not isinstance(ranges, (tuple, list)) or not all(map(_is_range, ranges)):
+                allowed = "a tuple of (first row count, last, tw.Choice or None)"
+                raise misfit("Decision", name, ranges, allowed)
 
     def choice(self, rows: int) -> Choice | None:
-        for first, last, choice in self.by_rows:
-            if first <= rows <= last:
-                return choice
-        return None
+        return choice_at(self.by_rows, rows)
+
+    def covers(self, rows: int) -> bool:
+        """Whether such a call is welded, by itself or in its group."""
+        return self.choice(rows) is not None or choice_at(self.in_group, rows) is not None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -71,12 +84,16 @@ class Decision:
         return bool(kinds) and all(kinds)
 
     def problems(self) -> list[str]:
-        """What is wrong with the table; empty if nothing is."""
+        """What is wrong with the tables; empty if nothing is."""
         found = []
         if not self.by_rows:
             found.append("its table is empty; give at least one (first, last, choice)")
+        return found + self._problems_of(self.by_rows) + self._group_problems()
+
+    def _problems_of(self, ranges: Ranges) -> list[str]:
+        found = []
         end = 0
-        for first, last, choice in sorted(self.by_rows, key=lambda row: row[:2]):
+        for first, last, choice in sorted(ranges, key=lambda row: row[:2]):
             if not 1 <= first <= last:
                 found.append(f"its table has rows {first} to {last}; expected 1 ≤ first ≤ last")
             elif first <= end:
@@ -86,6 +103,21 @@ class Decision:
                 found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
             if choice is not None and self.training and not choice.abilities.trains:
                 found.append(f"backend {choice.backend} has no gradients; give training=False")
+        return found
+
+    def _group_problems(self) -> list[str]:
+        if not self.in_group:
+            return []
+        found = self._problems_of(self.in_group)
+        if self.training:
+            found.append("a group is welded for inference alone; give training=False")
+        if self.block.layers != 1 or self.block.scale != 1.0:
+            found.append("a member of a group is one layer without a scale")
+        if not self.block.group:
+            found.append("it has a table for its group, but the block names no group")
+        choices = [choice for _, _, choice in self.in_group if choice is not None]
+        if odd := sorted({c.backend for c in choices if not c.abilities.c_forward}):
+            found.append(f"a group is run by the compiled kernels, not by {', '.join(odd)}")
         return found
 
 

@@ -33,7 +33,7 @@ _MODELS: dict[str, Model] = {
     "mkldnn_linear_backward_weights": product_costs.linear_backward_weights,
     **dict.fromkeys(("chain", "chain_kept"), product_costs.chain),
     "group": product_costs.group,
-    **dict.fromkeys(("chain_packed", "group_packed"), product_costs.packed),
+    **dict.fromkeys(("chain_packed", "group_packed", "group_of_packed"), product_costs.packed),
     "_convolution_pointwise": product_costs.convolution,
     "convolution_backward": product_costs.convolution_backward(0, 1),
     "mkldnn_convolution_backward": product_costs.convolution_backward(1, 0),

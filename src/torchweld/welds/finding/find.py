@@ -265,7 +265,7 @@ class _Search:
         """Puts one-layer blocks that one module always calls with the same tensor into groups."""
         members: dict[Any, list[nn.Module]] = {}
         for module, block in self._blocks.items():
-            if block.layers == 1:
+            if block.layers == 1 and block.scale == 1.0:
                 seen = self._recording.seen[module]
                 callers, tensors = frozenset(seen.callers), seen.tensors[block.argument]
                 members.setdefault((callers, tensors, block.dtype), []).append(module)

@@ -63,9 +63,10 @@ class Bound:
     def __init__(
         self, module: nn.Module, forms: Sequence[LayerForm], tensors: Sequence[str], *, pack: Any
     ) -> None:
-        # Shape of x -> what to give to the compiled forward, or False where the table has no choice
-        # for that many rows. Filled by calls that were found to be covered.
-        self.fast: dict[tuple[int, ...], Stand | Literal[False]] = {}
+        # Shape of x -> what to give to the compiled forward (a Stand, or a member of a group), or
+        # False where the table has no choice for that many rows. Filled by calls that were found
+        # to be covered.
+        self.fast: dict[tuple[int, ...], Stand | Any | Literal[False]] = {}
         self.places: list[TensorPlace] = []
         # Dictionaries that stand for the `_parameters` of a Linear -> places of weight and bias.
         self._copies: list[tuple[dict[str, Any], TensorPlace, TensorPlace | None]] = []

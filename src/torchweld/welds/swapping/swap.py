@@ -165,7 +165,22 @@ def _prepared(
                 continue
             found = [f"is the same module as {first or 'the model'}; decide about it once"]
         refused += [Refusal(path=block.path, kind=block.kind, reason=why) for why in found]
-    return prepared, refused
+    return prepared, [*refused, *_unlike_groups(prepared)]
+
+
+def _unlike_groups(prepared: Sequence[_Prepared]) -> Iterator[Refusal]:
+    """Members of a group read the same input, so it has to be one that all of them take."""
+    first: dict[str, Joint] = {}
+    for joint in (one.joint for one in prepared if one.joint.decision.in_group):
+        block = joint.decision.block
+        other = first.setdefault(block.group, joint)
+        if (block.in_features, joint.dtype, joint.device) != (
+            other.decision.block.in_features,
+            other.dtype,
+            other.device,
+        ):
+            reason = f"does not take the input of {other.name}, which is in its group"
+            yield Refusal(path=block.path, kind=block.kind, reason=reason)
 
 
 def _swap(welded: Sequence[_Prepared], undone: Sequence[nn.Module]) -> None:
@@ -370,7 +385,9 @@ def stats(model: nn.Module) -> ModelStats:
                 changes=tuple(joint.said),
                 checked=joint.checked,
                 copied_bytes=joint.copied_bytes,
-                fused=joint.telling.fused,
+                fused=joint.telling.fused or joint.membership.calls > 0,
+                gathered=joint.membership.calls,
+                apart=joint.membership.stopped,
             )
             for path, joint in _joints(model).items()
         }
