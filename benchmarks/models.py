@@ -22,10 +22,10 @@ from rich.console import Console
 from torchweld.bench import Bench, Cell, measure_model, plan_model, summarise
 from torchweld.bench.model_bench import LoadedModel
 from torchweld.bench.model_sources import SizedSource
-from torchweld.core.speeds import Speed
+from torchweld.core.measured_speed import Speed
 from torchweld.report.bench_tables import speed_table
 from torchweld.report.bench_text import closing
-from torchweld.report.style import WIDTH
+from torchweld.report.text_style import WIDTH
 
 PEERS = ("compile", "compile-welded", "onnxruntime", "openvino")
 CEILING_SHARE = 0.9

@@ -27,7 +27,7 @@
 
 namespace {
 
-PyObject* joint_name = nullptr;  // KEY in welds/marks.py, which only welded modules have
+PyObject* joint_name = nullptr;  // KEY in welds/weld_marks.py, which only welded modules have
 
 // The weights of a member when they were last looked at. The number of the look changes with them.
 class SeenWeights {

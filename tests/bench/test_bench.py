@@ -27,30 +27,30 @@ from torchweld.bench import (
     Bench,
     Case,
     MlpShape,
-    callers,
+    bench_participants,
+    concurrent_callers,
     measure,
-    participants,
     plan,
     runtime_server,
     stage_timing,
     summarise,
 )
+from torchweld.bench.bench_cases import SEED
+from torchweld.bench.bench_grid import BLOCKS
 from torchweld.bench.block_truth import BlockTruth
-from torchweld.bench.cases import SEED
 from torchweld.bench.cell_bench import cost_of
 from torchweld.bench.eager_block import eager_block, tensors_of
-from torchweld.bench.grid import BLOCKS
 from torchweld.bench.runtimes.onnx_runtime import OnnxRuntime
 from torchweld.bench.runtimes.runtime import Runtime
 from torchweld.bench.runtimes.torch_runtimes import EagerRuntime, MkldnnRuntime
 from torchweld.bench.runtimes.torchweld_runtimes import FusedMlpRuntime
 from torchweld.core.errors import NotMeasuredError, TorchweldError, UnsupportedError
-from torchweld.core.inputs import Workload
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine import kernel_build, measured_peaks
 from torchweld.ops.backends import mkldnn_linears, reference_backend
 from torchweld.report.bench_text import bench_head, bench_sections
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 from torchweld.timing import CallableSide
 
 DATA = Path(__file__).parent.parent / "data"
@@ -211,10 +211,10 @@ def test_peaks_that_a_probe_exceeds_are_measured_anew(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(measured_peaks, "peaks", peaks)
     monkeypatch.setattr(measured_peaks, "holds", lambda kept, dtypes: True)
-    monkeypatch.setattr(participants, "_reads_hold", lambda kept: True)
-    assert participants.machine_peaks() == (PEAKS, ())
-    monkeypatch.setattr(participants, "_reads_hold", lambda kept: False)
-    found, notes = participants.machine_peaks()
+    monkeypatch.setattr(bench_participants, "_reads_hold", lambda kept: True)
+    assert bench_participants.machine_peaks() == (PEAKS, ())
+    monkeypatch.setattr(bench_participants, "_reads_hold", lambda kept: False)
+    found, notes = bench_participants.machine_peaks()
     assert found is PEAKS
     assert asked == [False, False, True]
     assert "since those kept from before were exceeded" in notes[0]
@@ -236,7 +236,7 @@ def test_exceeded_peaks_that_cannot_be_measured_anew_are_not_used(
 
     monkeypatch.setattr(measured_peaks, "peaks", peaks)
     monkeypatch.setattr(measured_peaks, "holds", holds)
-    found, (note,) = participants.machine_peaks(("bfloat16",))
+    found, (note,) = bench_participants.machine_peaks(("bfloat16",))
     assert found is None  # every share would be too high
     assert asked == [("bfloat16",)]
     assert "those kept from before were exceeded, and could not be measured anew" in note
@@ -248,8 +248,8 @@ def test_a_memory_that_reads_faster_than_its_peak_exceeds_it() -> None:
         row = replace(PEAKS.read[0], working_set_bytes=1 << 20, gbps=gbps)
         return replace(PEAKS, read=(replace(row, threads=torch.get_num_threads()),))
 
-    assert participants._reads_hold(reading(1e6))
-    assert not participants._reads_hold(reading(1e-3))
+    assert bench_participants._reads_hold(reading(1e6))
+    assert not bench_participants._reads_hold(reading(1e-3))
 
 
 def test_peaks_that_cannot_be_measured_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_peaks_that_cannot_be_measured_are_done_without(monkeypatch: pytest.Monk
             raise NotMeasuredError("the machine is busy; try again")
 
     monkeypatch.setattr(measured_peaks, "peaks", peaks)
-    found, notes = participants.machine_peaks()
+    found, notes = bench_participants.machine_peaks()
     assert found is None
     assert notes == ("no share of this machine's peak is shown: the machine is busy; try again",)
 
@@ -386,7 +386,7 @@ def test_it_is_real_from_end_to_end() -> None:
         assert side.latency is not None
         assert len(side.latency.calls_us) >= 200
         assert min(side.latency.calls_us) > 0
-    assert callers._team is None  # or it would slow down what is timed next
+    assert concurrent_callers._team is None  # or it would slow down what is timed next
 
 
 def test_a_bench_survives_json(fake: FakeCompare) -> None:

@@ -20,9 +20,9 @@ from torchweld.bench import (
     plan_model,
     stage_timing,
 )
+from torchweld.bench.bench_stages import Stage
 from torchweld.bench.model_sources import SizedSource, TargetSource
 from torchweld.bench.runtimes.runtime import loaded
-from torchweld.bench.stages import Stage
 from torchweld.core.errors import TorchweldError
 from torchweld.welds.swapping.swap import stats
 

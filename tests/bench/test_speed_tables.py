@@ -11,9 +11,9 @@ import torch
 from tests.support.bench_samples import FakeCompare, bench, case, cell, comparison
 
 from torchweld.bench import Bench, Case, MlpShape, Result, measure, plan, stage_timing
+from torchweld.bench.bench_grid import parse_dtype
 from torchweld.bench.bench_summary import maps
 from torchweld.bench.eager_block import eager_block, linears_of, tensors_of
-from torchweld.bench.grid import parse_dtype
 from torchweld.bench.runtimes.runtime_names import TABLE_RUNTIMES
 from torchweld.bench.speed_tables import (
     HOLD_TO_AVX2,

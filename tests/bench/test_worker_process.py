@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchweld.bench.grid import parse_sizes
+from torchweld.bench.bench_grid import parse_sizes
 from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 
 pytestmark = pytest.mark.skipif(

@@ -15,17 +15,17 @@ from tests.support.bench_samples import bench as made_bench
 from tests.support.busy import busy_cores
 from tests.support.screen_texts import line_with, squeezed
 
-from torchweld.bench import Bench, Case, Latency, MlpShape, participants, summarise
+from torchweld.bench import Bench, Case, Latency, MlpShape, bench_participants, summarise
 from torchweld.bench.runtimes.openvino_runtime import OpenVinoRuntime
 from torchweld.cli import bench_command as bench_verb
 from torchweld.cli import bench_progress
 from torchweld.cli.bench_progress import Keeper
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import kernel_build, load
+from torchweld.machine import kernel_build, machine_load
 from torchweld.models import MODELS
 from torchweld.plans import planner
 from torchweld.report.bench_text import bench_head, bench_sections
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 from torchweld.timing import Verdict
 
 Bencher = Callable[..., tuple[int, str, str]]
@@ -158,9 +158,9 @@ def test_packed_weights_are_accounted_for(bench: Bencher) -> None:
     assert line_with("8→16→4", out).split()[-2:] == ["packed", "single"]
 
 
-@pytest.mark.skipif(not load.STAT.exists(), reason="this system does not tell its load")
+@pytest.mark.skipif(not machine_load.STAT.exists(), reason="this system does not tell its load")
 def test_a_load_that_is_there_is_seen(bench: Bencher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_verb, "busy_cores", load.busy_cores)
+    monkeypatch.setattr(bench_verb, "busy_cores", machine_load.busy_cores)
     with busy_cores(1):
         code, out, _ = bench(*SMALL, "--backend", "torch")
     assert code == 0
@@ -304,7 +304,7 @@ def test_what_a_model_prints_is_no_part_of_the_data(bench: Bencher, tmp_path: Pa
 
 def test_on_a_terminal_the_table_grows_and_the_time_left_is_told(fake: FakeCompare) -> None:
     cases = [case(rows=1), case(rows=2)]
-    planned = participants.plan(cases, ("torch",))
+    planned = bench_participants.plan(cases, ("torch",))
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
     done = bench_progress.run_cases(planned, cases, False, console, Keeper(None, None))

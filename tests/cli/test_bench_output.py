@@ -25,7 +25,7 @@ from torchweld.bench.runtimes.torchweld_runtimes import BackendRuntime
 from torchweld.cli.main import run
 from torchweld.core import files
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Workload
+from torchweld.core.model_inputs import Workload
 from torchweld.history import History, RunWriter
 from torchweld.machine import kernel_build
 

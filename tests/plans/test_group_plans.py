@@ -20,17 +20,17 @@ from torch import Tensor, nn
 
 import torchweld as tw
 from torchweld.core.errors import TorchweldError
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.plans import group_tuning
+from torchweld.plans.choice_timing import Timed
+from torchweld.plans.kernel_choice import TunedBlocks
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Tuning, Verdict
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.time_budget import TimeBudget
-from torchweld.plans.tuning import TunedBlocks
-from torchweld.plans.choice_timing import Timed
-from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.swapping.swap import stats
+from torchweld.welds.weld_decisions import Choice, Decision
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),

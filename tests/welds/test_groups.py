@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
-from torchweld.numerics.rule import check_block
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.numerics.numerical_rule import check_block
 from torchweld.welds.finding.find import find
 from torchweld.welds.swapping.swap import check_calls, disabled, stats, undo, weld
+from torchweld.welds.weld_decisions import Choice, Decision
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from torchweld.bench.cases import Case
+from torchweld.bench.bench_cases import Case
 from torchweld.bench.earlier_benches import UPGRADES
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Amount, Bounds, Count, Length

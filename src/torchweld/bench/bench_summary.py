@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from torchweld.bench.bench_cases import SHORT_DTYPES, MlpShape
 from torchweld.bench.bench_results import Bench, Cell, Result
-from torchweld.bench.cases import SHORT_DTYPES, MlpShape
 from torchweld.bench.relative_speeds import geometric_mean
 from torchweld.core.not_measured import NotMeasured
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import torch
 
+from torchweld.bench.bench_cases import Case
+from torchweld.bench.bench_participants import why_not
 from torchweld.bench.bench_results import (
     EXACT,
     NOT_FINITE,
@@ -16,13 +18,11 @@ from torchweld.bench.bench_results import (
     OutputCheck,
     told,
 )
+from torchweld.bench.bench_stages import Stage, open_stage
 from torchweld.bench.block_truth import JUDGED_ROWS, BlockTruth
-from torchweld.bench.cases import Case
 from torchweld.bench.cell_bench import Judge, Outputs, measured_cell
 from torchweld.bench.eager_block import BlockSource
-from torchweld.bench.participants import why_not
 from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
-from torchweld.bench.stages import Stage, open_stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.not_measured import NotMeasured
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchweld.bench.cases import SEED, MlpShape
+from torchweld.bench.bench_cases import SEED, MlpShape
 from torchweld.bench.eager_block import tensors_of
-from torchweld.numerics.rule import Judgement, judge, scales_of
+from torchweld.numerics.numerical_rule import Judgement, judge, scales_of
 from torchweld.ops.backends import reference_backend
 
 # Of a larger x, as many rows are judged, evenly spread, first and last among them: the reference in

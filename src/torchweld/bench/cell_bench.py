@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchweld.bench.bench_cases import Array
 from torchweld.bench.bench_results import Bench, Cell, Cost, Latency, OutputCheck, Result
-from torchweld.bench.cases import Array
+from torchweld.bench.bench_stages import Stage
 from torchweld.bench.stage_timing import MOST_CELL_S, CallersSide, paired, single_calls
-from torchweld.bench.stages import Stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchweld.bench.cases import SEED, MlpShape
+from torchweld.bench.bench_cases import SEED, MlpShape
 from torchweld.core.activations import ACTIVATIONS, parse_activation
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Inputs, Workload
+from torchweld.core.model_inputs import Inputs, Workload
 from torchweld.models.targets import Target
 
 # What people call, where the table of activations has a faster function.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from torchweld.bench.bench_results import EXACT, NOT_FINITE, Bench, Cell, OutputCheck, told
+from torchweld.bench.bench_stages import Stage, open_stage
 from torchweld.bench.cell_bench import Outputs, measured_cell
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes.runtime_names import OWN_MODEL, RUNTIMES
-from torchweld.bench.stages import Stage, open_stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.inputs import Inputs, Workload, as_workloads
+from torchweld.core.model_inputs import Inputs, Workload, as_workloads
 from torchweld.models import MODELS
 from torchweld.models.targets import Target, resolve
 
@@ -99,9 +99,9 @@ class SizedSource(ModelSource):
         generator = torch.Generator().manual_seed(0)
         shape = (self.batch, self.tokens)
         if self.target.startswith("hf:"):
-            from torchweld.models import hf
+            from torchweld.models import transformers_models
 
-            model = hf.build(self.target.removeprefix("hf:")).model
+            model = transformers_models.build(self.target.removeprefix("hf:")).model
             x = torch.randint(0, 1000, shape, generator=generator)
         else:
             model = MODELS[self.target].build()[0]

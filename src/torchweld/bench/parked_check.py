@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchweld.bench.cases import Case
+from torchweld.bench.bench_cases import Case
+from torchweld.bench.bench_grid import BLOCKS
+from torchweld.bench.bench_stages import Stage, StageSide
 from torchweld.bench.eager_block import BlockSource
-from torchweld.bench.grid import BLOCKS
 from torchweld.bench.stage_timing import paired
-from torchweld.bench.stages import Stage, StageSide
 from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.core.not_measured import NotMeasured
 from torchweld.timing import Comparison

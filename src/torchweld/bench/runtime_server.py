@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchweld.bench.callers import callers, dismiss
-from torchweld.bench.cases import Array
+from torchweld.bench.bench_cases import Array
+from torchweld.bench.concurrent_callers import callers, dismiss
 from torchweld.bench.runtimes.runtime import Runtime
 from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
 from torchweld.core.not_measured import NotMeasured

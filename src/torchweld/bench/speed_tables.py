@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+from torchweld.bench.bench_cases import Case, MlpShape, itemsize
+from torchweld.bench.bench_grid import parse_dtype, parse_rows
 from torchweld.bench.bench_results import Bench, Result
-from torchweld.bench.cases import Case, MlpShape, itemsize
-from torchweld.bench.grid import parse_dtype, parse_rows
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.ops.backends import BACKENDS

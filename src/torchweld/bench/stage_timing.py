@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from torchweld.bench.stages import Stage
+from torchweld.bench.bench_stages import Stage
 from torchweld.timing import Comparison, Side, compare
 
 MIN_ROUNDS = 20

@@ -12,27 +12,27 @@ from typing import Any
 import click
 
 from torchweld.bench import Bench, Case, plan, plan_model, summarise
+from torchweld.bench.bench_cases import SHORT_DTYPES
+from torchweld.bench.bench_goals import GoalVerdict
+from torchweld.bench.bench_grid import BLOCKS, USUAL_NAMES, cases_of, listed
+from torchweld.bench.bench_participants import machine_peaks
+from torchweld.bench.bench_presets import PRESETS, preset_named, with_goals
 from torchweld.bench.bench_rows import csv_text
-from torchweld.bench.cases import SHORT_DTYPES
-from torchweld.bench.goals import GoalVerdict
-from torchweld.bench.grid import BLOCKS, USUAL_NAMES, cases_of, listed
 from torchweld.bench.model_sources import TargetSource
 from torchweld.bench.parked_check import check_parking
-from torchweld.bench.participants import machine_peaks
-from torchweld.bench.presets import PRESETS, preset_named, with_goals
 from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model
-from torchweld.cli.data_only import data_only
 from torchweld.cli.history_command import history_option
-from torchweld.cli.keeping import keeping
-from torchweld.cli.screen import put, screen
+from torchweld.cli.json_output import data_only
+from torchweld.cli.output_files import check_targets
+from torchweld.cli.run_keeping import keeping
+from torchweld.cli.screen_output import put, screen
 from torchweld.cli.table_command import GRID, check_table, run_table, write_table
-from torchweld.cli.writing import check_targets
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
-from torchweld.core.texts import clean_lines
-from torchweld.machine.load import busy_cores
+from torchweld.core.safe_text import clean_lines
+from torchweld.machine.machine_load import busy_cores
 from torchweld.plans.plan import Plan
 from torchweld.report.bench_text import bench_head, bench_sections, note_lines
 

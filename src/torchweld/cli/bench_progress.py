@@ -13,9 +13,9 @@ from rich.text import Text
 
 from torchweld.bench import Bench, Case, Cell, Summary, measure, measure_model
 from torchweld.bench.bench_rows import kept
-from torchweld.bench.estimates import Pace, expected_s, startup_s
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
+from torchweld.bench.time_estimates import Pace, expected_s, startup_s
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
 from torchweld.history import History, RunWriter

@@ -11,20 +11,20 @@ from typing import Any
 
 import click
 
-from torchweld.cli.data_only import data_only
 from torchweld.cli.history_command import history_option
-from torchweld.cli.screen import progress_shown, put, screen
+from torchweld.cli.json_output import data_only
+from torchweld.cli.screen_output import progress_shown, put, screen
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import json_text
-from torchweld.core.texts import clean
-from torchweld.gates.advice import Effort
-from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
+from torchweld.core.safe_text import clean
+from torchweld.gates.gate_advice import Effort
+from torchweld.gates.gate_baseline import Baseline, load_baseline, save_baseline
+from torchweld.gates.gate_outcome import Outcome
 from torchweld.gates.gate_run import Rival, accept, gate
-from torchweld.gates.outcome import Outcome
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.history import History, history_path, target_words
-from torchweld.history.store import check_name
-from torchweld.machine.load import load_words
+from torchweld.history.history_store import check_name
+from torchweld.machine.machine_load import load_words
 from torchweld.report.gate_text import accepted_data, accepted_lines, outcome_data, outcome_lines
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)

@@ -15,11 +15,11 @@ from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.model_state import put_back
 from torchweld.gates.gate_timing import measure_welded
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import fit_plan
 from torchweld.timing import Comparison
-from torchweld.welds.swapping.faces import both_faces
+from torchweld.welds.swapping.module_faces import both_faces
 
 
 @dataclass(frozen=True, kw_only=True)

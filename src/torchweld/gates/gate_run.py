@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from torchweld.core.model_state import put_back
-from torchweld.gates.advice import COUNTERS_ALONE, Effort
-from torchweld.gates.baseline import Baseline
-from torchweld.gates.counters import count_step
 from torchweld.gates.fresh_process import compare_afresh
+from torchweld.gates.gate_advice import COUNTERS_ALONE, Effort
+from torchweld.gates.gate_baseline import Baseline
+from torchweld.gates.gate_outcome import Outcome, TimeVerdict, changes_of, lost_blocks
 from torchweld.gates.gate_timing import (
     KeptTime,
     Measure,
@@ -22,16 +22,16 @@ from torchweld.gates.gate_timing import (
     measure_welded,
     undecided,
 )
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.gates.held_blocks import held_by, refuse_empty, unheld_lines
-from torchweld.gates.outcome import Outcome, TimeVerdict, changes_of, lost_blocks
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.step_counters import count_step
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import Fit, fit_plan
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.planner import plan as make_plan
-from torchweld.welds.swapping.faces import Face, both_faces
+from torchweld.welds.swapping.module_faces import Face, both_faces
 
 # Of a baseline, each in a process of its own: in twenty of them the same speed-up came out between
 # 1.32 and 1.42 (one thread of two shared cores), and three can all be at the upper end.

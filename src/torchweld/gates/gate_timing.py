@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchweld.core.errors import NotMeasuredError
-from torchweld.core.figures import duration
-from torchweld.core.inputs import Workload
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
-from torchweld.gates.advice import clock_remedies
-from torchweld.gates.outcome import TimeVerdict, Verdict
-from torchweld.gates.subject import Clock, Subject
+from torchweld.core.number_text import duration
+from torchweld.gates.gate_advice import clock_remedies
+from torchweld.gates.gate_outcome import TimeVerdict, Verdict
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.numerics.model_check import step_of
 from torchweld.timing import CallableSide, Comparison, Side, compare
-from torchweld.welds.swapping.faces import Face
+from torchweld.welds.swapping.module_faces import Face
 
 ITSELF = "the model with welding disabled"
 # A comparison is made to these shares of the tolerance, so that its interval does not use it up.

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
+from torchweld.bench.bench_stages import Stage
 from torchweld.bench.runtimes.runtime import Call, Runtime
-from torchweld.bench.stages import Stage
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.untold import untold
-from torchweld.gates.advice import COUNTERS_ALONE
+from torchweld.core.muted_warnings import untold
+from torchweld.gates.gate_advice import COUNTERS_ALONE
 from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import fit_plan

@@ -16,18 +16,18 @@ from typing import Any
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.machine.hardware import hardware
 from torchweld.plans.block_calls import block_call, input_like, module_of
 from torchweld.plans.plan import Verdict
 from torchweld.plans.time_budget import least_budget_s
 from torchweld.timing import Comparison, compare
-from torchweld.timing.rounds import FEWEST_ROUNDS
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.timing.timing_rounds import FEWEST_ROUNDS
 from torchweld.welds.found_blocks import Block, Call
-from torchweld.welds.swapping.faces import Face, faces
+from torchweld.welds.swapping.module_faces import Face, faces
 from torchweld.welds.swapping.swap import stats
+from torchweld.welds.weld_decisions import Choice, Decision
 
 # More blocks than this say nothing new, and take more time.
 MOST_INSTANCES = 16

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from torchweld.core.blocks import LayerForm, parse_spec, split_tensors
 from torchweld.core.not_measured import NotMeasured
-from torchweld.numerics.rule import Judgement, check_block
+from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops import backends
 from torchweld.ops.backends.backend import Form, device_of
 from torchweld.plans.block_calls import input_like, tensors_of
 from torchweld.plans.plan import UNASKED, Trial, Verdict
-from torchweld.welds.decisions import Choice
 from torchweld.welds.found_blocks import Block, Call
+from torchweld.welds.weld_decisions import Choice
 
 # The most rows and columns that a block is verified on: all are alike, and float64 is slow and
 # large.

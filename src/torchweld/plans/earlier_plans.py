@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import UNMEASURED
-from torchweld.core.speeds import Speed
 
 Fields = Mapping[str, Any]
 

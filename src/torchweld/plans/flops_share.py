@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchweld.core.inputs import Workload
-from torchweld.core.interrupts import is_interrupt
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.passing_exceptions import is_interrupt
 from torchweld.plans.block_calls import tensors_of
 from torchweld.plans.plan import UNASKED
-from torchweld.welds.decisions import Decision
+from torchweld.welds.weld_decisions import Decision
 
 
 def flops_share(

@@ -16,7 +16,7 @@ from torch import Tensor, nn, ops
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.numerics.rule import Judgement, check_block
+from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, device_of
 from torchweld.plans.block_calls import block_call, input_like, module_of, tensors_of
@@ -31,13 +31,13 @@ from torchweld.plans.choice_timing import (
     time_ways,
 )
 from torchweld.plans.choice_verifying import MOST_VERIFIED_ROWS, judged_trial, unverified
+from torchweld.plans.kernel_choice import TunedBlocks, choices_for, choose, copy_gain_of, tuning_of
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.time_budget import TimeBudget, least_budget_s
-from torchweld.plans.tuning import TunedBlocks, choices_for, choose, copy_gain_of, tuning_of
-from torchweld.welds.decisions import Choice, Decision, choice_at
 from torchweld.welds.found_blocks import Call
+from torchweld.welds.weld_decisions import Choice, Decision, choice_at
 
 # More rows are not tried. At 64, three products of 768 → 768 take a millisecond, and what a group
 # saves is some microseconds.

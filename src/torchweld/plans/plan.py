@@ -15,16 +15,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from torch import nn
 
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Bounds, Count, Length, Measured, Positive, Ratio, Word
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
-from torchweld.core.speeds import Speed
 from torchweld.machine.fingerprint import Fingerprint
 from torchweld.plans import earlier_plans
-from torchweld.welds.decisions import Choice, Decision, Ranges
 from torchweld.welds.found_blocks import Block, Refusal
-from torchweld.welds.marks import plain_root
+from torchweld.welds.weld_decisions import Choice, Decision, Ranges
+from torchweld.welds.weld_marks import plain_root
 
 # "behind": far behind another choice at first look. "known": not timed here, but known to be faster
 # by a table. "not known": neither.

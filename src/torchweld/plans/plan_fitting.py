@@ -19,10 +19,10 @@ from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.plan import Plan, Planned, PlannedGroup, structure_of
-from torchweld.welds.decisions import Decision, Ranges
-from torchweld.welds.finding.rereading import Rereader, differences
+from torchweld.welds.finding.block_rereading import Rereader, differences
 from torchweld.welds.found_blocks import Block, Refusal
 from torchweld.welds.swapping.swap import why_not
+from torchweld.welds.weld_decisions import Decision, Ranges
 
 OnMismatch = Literal["raise", "verify", "skip"]
 

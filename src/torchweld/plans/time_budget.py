@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from torchweld.core.inputs import Workload
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import UNASKED
 from torchweld.plans.plan_options import PlanOptions
-from torchweld.timing.verdicts import FEW_ROUNDS
+from torchweld.timing.timing_verdicts import FEW_ROUNDS
 from torchweld.welds.found_blocks import Blocks
 
 # The share of the whole model, before and after welding, in the time for measuring.

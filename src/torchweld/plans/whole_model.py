@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 from torchweld.core.errors import NotMeasuredError
-from torchweld.core.inputs import Workload
+from torchweld.core.measured_speed import Speed
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.findings import welding_bound
 from torchweld.machine import measured_peaks
 from torchweld.numerics.model_check import (
@@ -28,8 +28,8 @@ from torchweld.numerics.model_check import (
     step_of,
     truth_of,
 )
-from torchweld.plans.ceiling import ceiling
 from torchweld.plans.choice_timing import FaceSide
+from torchweld.plans.kernel_choice import TunedBlocks
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import (
     SETTLED,
@@ -42,10 +42,10 @@ from torchweld.plans.plan import (
     unwelded,
 )
 from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.speed_ceiling import ceiling
 from torchweld.plans.time_budget import TimeBudget
-from torchweld.plans.tuning import TunedBlocks
 from torchweld.timing import Comparison, compare
-from torchweld.welds.swapping.faces import both_faces
+from torchweld.welds.swapping.module_faces import both_faces
 
 # If the times of all blocks are remembered, a plan should take seconds, the whole model included.
 REMEMBERED_S = 4.0

@@ -12,11 +12,11 @@ from rich.text import Text
 from torchweld.bench.bench_results import PERCENTILES, Bench, Cell
 from torchweld.bench.bench_rows import calls_per_s
 from torchweld.bench.bench_summary import Map, Outcome, Spot, maps
-from torchweld.core.figures import counted, figure
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
+from torchweld.core.number_text import counted, figure
+from torchweld.core.safe_text import clean
 from torchweld.report.bench_tables import COLOURS, shown
-from torchweld.report.style import LEAST_LABEL, Column, Sheet, cut, heading, indented
+from torchweld.report.text_style import LEAST_LABEL, Column, Sheet, cut, heading, indented
 
 SIGNS: dict[Outcome, tuple[str, str]] = {
     "wins": ("+", "green"),

@@ -9,13 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.bench.bench_goals import GoalVerdict
 from torchweld.bench.bench_results import Bench
-from torchweld.bench.goals import GoalVerdict
 from torchweld.bench.peer_standings import LostCell, close_cells, lost_cells, standings
-from torchweld.core.figures import counted, figure
-from torchweld.core.texts import clean
+from torchweld.core.number_text import counted, figure
+from torchweld.core.safe_text import clean
 from torchweld.report.bench_tables import shown
-from torchweld.report.style import heading, indented
+from torchweld.report.text_style import heading, indented
 
 STYLES = {"met": "green", "missed": "bold red"}
 

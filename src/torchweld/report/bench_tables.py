@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.bench.bench_results import Bench, Cell, Result
-from torchweld.core.figures import figure
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
-from torchweld.core.texts import clean
+from torchweld.core.number_text import figure
+from torchweld.core.safe_text import clean
 
 Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}

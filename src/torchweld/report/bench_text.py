@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from torchweld.bench.bench_goals import GoalVerdict
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.bench_summary import Summary
-from torchweld.bench.goals import GoalVerdict
-from torchweld.core.figures import counted, figure, size
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
-from torchweld.machine.load import load_words
+from torchweld.core.number_text import counted, figure, size
+from torchweld.core.safe_text import clean
+from torchweld.machine.machine_load import load_words
 from torchweld.report.bench_extras import callers_section, latency_section, map_section
 from torchweld.report.bench_peers import goals_section, peers_section
 from torchweld.report.bench_tables import shown, speed_table, work_table

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
-from torchweld.core.figures import age, counted, duration, figure, share, size
+from torchweld.core.measured_speed import Speed
+from torchweld.core.module_paths import grouped_paths
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.paths import grouped_paths
-from torchweld.core.speeds import Speed
-from torchweld.core.texts import clean
+from torchweld.core.number_text import age, counted, duration, figure, share, size
+from torchweld.core.safe_text import clean
 from torchweld.plans.plan import Outcome, Plan, Planned, PlannedGroup, Tuned, Tuning, Whole
 from torchweld.welds.found_blocks import Domain, Refusal
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchweld.core.inputs import Workload, tensors_in
+from torchweld.core.model_inputs import Workload, tensors_in
 from torchweld.core.not_measured import NotMeasured
 from torchweld.numerics.model_check import depth_of, results, truth_of
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.recording.live_profile import profile
 
 DIGEST_SAMPLES = 64

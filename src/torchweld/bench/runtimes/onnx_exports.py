@@ -19,7 +19,7 @@ from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes.onnx_graphs import onnx_model
 from torchweld.bench.runtimes.runtime import Call, Runtime, Source
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Inputs
+from torchweld.core.model_inputs import Inputs
 
 
 class OnnxReadingRuntime(Runtime):

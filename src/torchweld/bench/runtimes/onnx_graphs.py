@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from torchweld.bench.cases import SEED, Array, MlpShape
+from torchweld.bench.bench_cases import SEED, Array, MlpShape
 from torchweld.core.activations import parse_activation
 from torchweld.core.errors import TorchweldError
 

@@ -17,10 +17,10 @@ from typing import Any
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes import model_facts
-from torchweld.core.inputs import Inputs, Workload
+from torchweld.core.model_inputs import Inputs, Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.models.targets import Target
-from torchweld.welds.swapping.faces import Face
+from torchweld.welds.swapping.module_faces import Face
 
 Call = Callable[[], Any]
 Source = BlockSource | ModelSource

@@ -12,7 +12,7 @@ import torch
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.runtimes import model_facts
 from torchweld.bench.runtimes.runtime import Call, Runtime
-from torchweld.numerics.repeatable import check_repeatable
+from torchweld.numerics.repeat_check import check_repeatable
 from torchweld.ops.backends import Form, compile_backend, mkldnn_linears
 
 CUDA_CALLS = 20

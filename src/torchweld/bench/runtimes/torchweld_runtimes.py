@@ -12,21 +12,21 @@ from torchweld.bench.runtimes.runtime import Call, Runtime, Source, loaded
 from torchweld.bench.runtimes.torch_runtimes import CompiledRuntime, form_of
 from torchweld.bench.speed_tables import TABLED
 from torchweld.core.errors import TorchweldError
+from torchweld.core.muted_warnings import untold
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
-from torchweld.core.untold import untold
 from torchweld.numerics.model_check import step_of
 from torchweld.ops.backends import backend_named, reference_backend
 from torchweld.ops.backends.backend import mode_of
 from torchweld.ops.fused_mlp import FusedMLP
-from torchweld.plans.ceiling import ceiling
 from torchweld.plans.plan import UNASKED, Plan
 from torchweld.plans.planner import apply, plan
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.plans.speed_ceiling import ceiling
 from torchweld.welds.finding.find import find
 from torchweld.welds.found_blocks import Block
-from torchweld.welds.swapping.faces import Face
+from torchweld.welds.swapping.module_faces import Face
 from torchweld.welds.swapping.swap import stats, weld
+from torchweld.welds.weld_decisions import Choice, Decision
 
 MOST_ROWS = 1 << 40
 # For calls with one row and with several: they are told apart.

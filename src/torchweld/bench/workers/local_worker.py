@@ -9,7 +9,7 @@ import torch
 
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.bench.workers.worker_server import one_line
-from torchweld.core.interrupts import is_interrupt
+from torchweld.core.passing_exceptions import is_interrupt
 
 
 class LocalWorker:

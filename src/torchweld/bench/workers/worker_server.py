@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import first_line
+from torchweld.core.model_inputs import first_line
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from torchweld.profiles.accounting import elementwise_costs, move_costs, product_costs
 from torchweld.profiles.accounting.op_calls import OpCall, Work, is_float, names
 from torchweld.profiles.accounting.product_costs import Model
-from torchweld.profiles.attributing.nesting import working
 from torchweld.profiles.attributing.op_kinds import IDLE_KINDS, Kind, kind_of
+from torchweld.profiles.attributing.op_nesting import working
 from torchweld.profiles.profile import Op
 
 _NOTHING = Work(flops=0, reads=(), writes=())

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torchweld.core.figures import counted, size
-from torchweld.core.texts import clean
+from torchweld.core.number_text import counted, size
+from torchweld.core.safe_text import clean
 
 
 @dataclass(frozen=True, kw_only=True)

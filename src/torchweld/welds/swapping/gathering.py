@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 from torchweld import ops
-from torchweld.welds.decisions import Decision, choice_at
-from torchweld.welds.swapping.binding import Bound, Stand
 from torchweld.welds.swapping.original_code import WeldedModel
+from torchweld.welds.swapping.tensor_binding import Bound, Stand
+from torchweld.welds.weld_decisions import Decision, choice_at
 
 
 class Membership:

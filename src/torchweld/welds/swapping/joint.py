@@ -22,22 +22,22 @@ from torch import Tensor, nn
 from torchweld import ops
 from torchweld.core.blocks import format_spec, parse_spec
 from torchweld.core.errors import BuildError, RefusedError, TorchweldError
-from torchweld.core.texts import clean
-from torchweld.core.undisturbed import Apart
+from torchweld.core.interrupt_safety import Apart
+from torchweld.core.safe_text import clean
 from torchweld.ops import compiled_forward
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, Runner
 from torchweld.ops.packing import new_pack
-from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.guarding.call_arguments import Arguments, Picked, Validity
 from torchweld.welds.guarding.call_modes import Modes
 from torchweld.welds.guarding.guard import Guard
 from torchweld.welds.guarding.welded_structure import Structure, release, steps_of
-from torchweld.welds.swapping.binding import Bound, Stand, place_of
 from torchweld.welds.swapping.gathering import Membership
 from torchweld.welds.swapping.guard_making import read_again
 from torchweld.welds.swapping.original_code import Telling, WeldedModel
 from torchweld.welds.swapping.safety_net import Checking, disagreement
+from torchweld.welds.swapping.tensor_binding import Bound, Stand, place_of
+from torchweld.welds.weld_decisions import Choice, Decision
 
 OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
 

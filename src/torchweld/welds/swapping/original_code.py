@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.texts import clean
-from torchweld.core.untold import is_untold
-from torchweld.welds.decisions import Decision
+from torchweld.core.muted_warnings import is_untold
+from torchweld.core.safe_text import clean
 from torchweld.welds.guarding.call_modes import remedy_of
-from torchweld.welds.marks import plain_class
+from torchweld.welds.weld_decisions import Decision
+from torchweld.welds.weld_marks import plain_class
 
 # Calls of one block with gradients, after it has run fused: whoever trains has stepped by then.
 LONG_ROW = 100

@@ -15,24 +15,24 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.arguments import check_model, check_number, check_whole, misfit
+from torchweld.core.argument_checks import check_model, check_number, check_whole, misfit
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
-from torchweld.core.undisturbed import Apart
+from torchweld.core.interrupt_safety import Apart
 from torchweld.ops.backends import Form, backend_named
 from torchweld.ops.backends.backend import device_of
-from torchweld.welds.decisions import Decision
 from torchweld.welds.found_blocks import Block, Refusal
 from torchweld.welds.guarding.welded_structure import Structure, inside, release, steps_of
-from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
 from torchweld.welds.refusal_reasons import Refused
-from torchweld.welds.swapping.binding import place_of
 from torchweld.welds.swapping.call_stats import ModelStats, Stats
 from torchweld.welds.swapping.guard_making import guard_of
 from torchweld.welds.swapping.joint import Joint
 from torchweld.welds.swapping.original_code import WeldedModel
 from torchweld.welds.swapping.safety_net import Checking
+from torchweld.welds.swapping.tensor_binding import place_of
 from torchweld.welds.swapping.welded_class import Welded, welded_class
+from torchweld.welds.weld_decisions import Decision
+from torchweld.welds.weld_marks import KEY, PLAN_KEY, plain_class
 
 # ---- swapping ----
 
