@@ -61,8 +61,8 @@ def check_profile(
 
     It counts the ops that do work (the leaf rule of `op_nesting.py`), only of the forward pass
     unless `backward`: of the one step of a live profile; of the last whole step of a trace, or of
-    all of it if it has fewer than two steps. Times do not matter. Raises TorchweldError for a counter that
-    does not exist.
+    all of it if it has fewer than two steps. Times do not matter. Raises TorchweldError for a
+    counter that does not exist.
     """
     parsed = parse_guesses(guesses)
     launches = launches_of(nodes_of_profile(profile))
