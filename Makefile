@@ -121,7 +121,7 @@ $(VENV)/.peers: $(VENV)/.built
 	@touch $@
 
 bench-peers: $(VENV)/.peers
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/torchweld bench --preset peers --goals --check-parking
 
 bench-models: $(VENV)/.peers
 	$(BIN)/python benchmarks/models.py

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torchweld as tw
-from torchweld.machine.load import load_words
+from torchweld.machine.machine_load import load_words
 from torchweld.models import MODELS
 from torchweld.models.targets import resolve
 

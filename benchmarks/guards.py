@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import torchweld as tw
-from torchweld.models.layers import Mlp
 from torchweld.models.llama import LlamaConfig, LlamaMlp
-from torchweld.welds.marks import KEY
+from torchweld.models.model_layers import Mlp
+from torchweld.welds.weld_marks import KEY
 
 CALLS = 50_000
 

@@ -246,7 +246,7 @@ def judged(
     model: nn.Module, made: Any, inputs: Any, eager: Sequence[Tensor], welded: Sequence[Tensor]
 ) -> list[str]:
     """What is wrong with the outputs, by the rule for whole models."""
-    from torchweld.core.inputs import as_workloads
+    from torchweld.core.model_inputs import as_workloads
     from torchweld.numerics.model_check import compare_results, depth_of, truth_of
 
     truth = truth_of(model, as_workloads(inputs)[0], False)
@@ -258,7 +258,7 @@ def judged(
 
 def train(model: nn.Module, inputs: Any) -> list[str]:
     """Gradients welded and not, dropout off: what is wrong with them."""
-    from torchweld.core.inputs import as_workloads
+    from torchweld.core.model_inputs import as_workloads
     from torchweld.core.model_state import put_back
     from torchweld.numerics.model_check import compare_results, depth_of, results, truth_of
 

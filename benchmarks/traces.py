@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from torchweld.timing.statistics import median_interval
+from torchweld.timing.timing_statistics import median_interval
 
 OURS = """
 import json, resource, sys, time

@@ -96,7 +96,7 @@ def weld_compare() -> WeldCompare:
         baseline: Any, candidate: Any, *, allow: str | None = None, **options: Any
     ) -> Comparison:
         __tracebackhide__ = True
-        from torchweld.core.names import known
+        from torchweld.core.typed_names import known
         from torchweld.timing import compare as measure
 
         if allow is not None:

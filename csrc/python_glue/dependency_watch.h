@@ -20,7 +20,10 @@ struct Ref {
   explicit Ref(PyObject* object) : p(object) { Py_XINCREF(p); }
   Ref(Ref&& other) noexcept : p(other.p) { other.p = nullptr; }
   Ref(const Ref&) = delete;
-  Ref& operator=(const Ref&) = delete;
+  Ref& operator=(Ref&& other) noexcept {
+    std::swap(p, other.p);
+    return *this;
+  }
   ~Ref() { Py_XDECREF(p); }
 };
 
@@ -359,5 +362,6 @@ PyType_Slot watch_slots[] = {
     {0, nullptr}};
 PyType_Spec watch_spec = {"torchweld._C.Watch", sizeof(WatchObject), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, watch_slots};
+PyTypeObject* watch_type = nullptr;
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dependency_watch.h"
+#include "group_gathering.h"
 #include "kernels/kernel_api.h"
 #include "module_forward.h"
 #include "pack_object.h"
@@ -17,6 +18,16 @@
 namespace {
 
 using torchweld::kernels;
+
+// forward(module, x): module is a FusedMLP, a stand-in for a welded module, or a GroupMember.
+PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "forward(module, x)");
+    return nullptr;
+  }
+  return Py_TYPE(args[0]) == member_type ? member_forward(args[0], args[1])
+                                         : module_forward(args[0], args[1]);
+}
 
 // ---- facts ----
 
@@ -115,6 +126,12 @@ PyModuleDef module_def = {PyModuleDef_HEAD_INIT,
                           nullptr,
                           nullptr};
 
+// Makes a type, which lives as long as the process, and gives it a name in the module.
+bool add_type(PyObject* module, const char* name, PyType_Spec& spec, PyTypeObject*& type) {
+  type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return type && PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(type)) == 0;
+}
+
 }  // namespace
 
 PyMODINIT_FUNC PyInit__C() {
@@ -146,21 +163,14 @@ PyMODINIT_FUNC PyInit__C() {
 
   watch_names = {names.modules, names.parameters, name("_buffers"), names.training, {}};
   std::copy(std::begin(names.hooks), std::end(names.hooks), std::begin(watch_names.hooks));
-  pack_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&pack_spec));
-  if (!pack_type) return nullptr;
+  joint_name = name("_torchweld");
   PyObject* module = PyModule_Create(&module_def);
   if (!module) return nullptr;
-  PyObject* watch_type = PyType_FromSpec(&watch_spec);
-  PyObject* rolling_type = PyType_FromSpec(&rolling_spec);
-  if (!watch_type || PyModule_AddObjectRef(module, "Watch", watch_type) < 0 || !rolling_type ||
-      PyModule_AddObjectRef(module, "Rolling", rolling_type) < 0 ||
-      PyModule_AddObjectRef(module, "Pack", reinterpret_cast<PyObject*>(pack_type)) < 0) {
-    Py_XDECREF(watch_type);
-    Py_XDECREF(rolling_type);
-    Py_DECREF(module);
-    return nullptr;
-  }
-  Py_DECREF(watch_type);
-  Py_DECREF(rolling_type);
+  const bool added = add_type(module, "Pack", pack_spec, pack_type) &&
+                     add_type(module, "Watch", watch_spec, watch_type) &&
+                     add_type(module, "Rolling", rolling_spec, rolling_type) &&
+                     add_type(module, "Gathering", gathering_spec, gathering_type) &&
+                     add_type(module, "GroupMember", member_spec, member_type);
+  if (!added) Py_CLEAR(module);
   return module;
 }

@@ -135,19 +135,18 @@ struct ModuleState {
   }
 };
 
-// forward(module, x): the chain over the module's children, or None if the caller has to compute
-// it.
-PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "forward(module, x)");
-    return nullptr;
-  }
+// Whether x is a plain tensor without attributes, which a module may read, and no mode would see
+// us touch it.
+bool plain_input(PyObject* x) {
+  PyObject** attributes = _PyObject_GetDictPtr(x);
+  return !(attributes && *attributes && PyDict_GET_SIZE(*attributes)) &&
+         THPVariable_CheckExact(x) && !at::impl::torch_function_mode_enabled();
+}
+
+// The chain over the module's children, or None if the caller has to compute it.
+PyObject* module_forward(PyObject* module, PyObject* input) {
   ModuleState state;
-  PyObject** attributes = _PyObject_GetDictPtr(args[1]);  // of x, which a module may read
-  if ((attributes && *attributes && PyDict_GET_SIZE(*attributes)) ||
-      !THPVariable_CheckExact(args[1]) || at::impl::torch_function_mode_enabled() ||
-      !state.read(args[0]))
-    Py_RETURN_NONE;
+  if (!plain_input(input) || !state.read(module)) Py_RETURN_NONE;
   // Borrowed from the modules, which stay alive while this thread holds the GIL.
   c10::SmallVector<const Tensor*, 8> borrowed;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(state.order); ++i) {
@@ -162,7 +161,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     size_t wanted = 0;
     for (const auto& layer : torchweld::spec_of(spec)) wanted += size_t(layer.tensors());
     if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias was added or removed
-    const Tensor& x = THPVariable_Unpack(args[1]);
+    const Tensor& x = THPVariable_Unpack(input);
     const bool may_pack =
         Py_TYPE(state.pack) == pack_type && !at::GradMode::is_enabled() && undisturbed() &&
         packable(x) &&

@@ -75,5 +75,6 @@ PyType_Slot rolling_slots[] = {
     {0, nullptr}};
 PyType_Spec rolling_spec = {"torchweld._C.Rolling", sizeof(RollingObject), 0, Py_TPFLAGS_DEFAULT,
                             rolling_slots};
+PyTypeObject* rolling_type = nullptr;
 
 }  // namespace

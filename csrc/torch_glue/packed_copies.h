@@ -92,11 +92,18 @@ struct SeenTensor {
 // new copy.
 class PackedCopy {
  public:
-  // Returns the copy, and makes it first if there is none of exactly these weights.
-  Tensor get(c10::ArrayRef<const Tensor*> params, std::string_view spec) {
+  // Returns the copy, and makes it first if there is none of exactly these weights. `times` gets
+  // the number of copies made so far.
+  Tensor get(c10::ArrayRef<const Tensor*> params, std::string_view spec, int64_t* times = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!fresh(params, spec) || !rolling_.unchanged()) make(params, spec);
+    if (times) *times = times_;
     return packed_;
+  }
+  // Whether the copy of that time is still there, and still the one of exactly these weights.
+  bool still(c10::ArrayRef<const Tensor*> params, std::string_view spec, int64_t times) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return times == times_ && fresh(params, spec);
   }
   void clear() {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -3,9 +3,10 @@
 //   chain         CPU: our kernels. Any other device: the composition. Meta: shapes only.
 //   group         the same, several outputs.
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
-//   *_packed      CPU, reading that tensor. Not differentiable; the caller makes sure that it is
-//                 fresh. Only the tensor's contents say how many features come out; ops.py handles
-//                 tensors that have only shapes.
+//   *_packed      CPU, reading that tensor; group_of_packed reads one per member. Not
+//                 differentiable; the caller makes sure that it is fresh. Only the tensor's
+//                 contents say how many features come out; ops.py handles tensors that have only
+//                 shapes.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps
 //                 it fresh.
 //
@@ -123,6 +124,20 @@ std::vector<Tensor> group_packed_cpu(const Tensor& x, const Tensor& packed, std:
   return run_group(x, packed_layers(x, packed, text, true));
 }
 
+// Members that were packed one by one: one packed tensor per layer of the spec.
+std::vector<Tensor> group_of_packed_cpu(const Tensor& x, TensorList packed, std::string_view text) {
+  const size_t members = spec_of(text).size();
+  TORCHWELD_CHECK(packed.size() == members, "torchweld: the spec has ", members, " members, but ",
+                  packed.size(), " packed tensors were given; give one per member");
+  Layers layers;
+  for (const Tensor& one : packed) {
+    const std::string_view own = text.substr(0, text.find(';'));
+    layers.append(packed_layers(x, one, own, true));
+    text.remove_prefix(std::min(own.size() + 1, text.size()));
+  }
+  return run_group(x, layers);
+}
+
 Tensor chain_kept_cpu(const Tensor& x, TensorList params, std::string_view text,
                       const Tensor& kept) {
   const std::shared_ptr<PackedCopy> copy = PackedCopies::find(kept);
@@ -191,6 +206,7 @@ TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
   m.impl("chain_packed", TORCH_FN(chain_packed_cpu));
   m.impl("chain_kept", TORCH_FN(chain_kept_cpu));
   m.impl("group_packed", TORCH_FN(group_packed_cpu));
+  m.impl("group_of_packed", TORCH_FN(group_of_packed_cpu));
 }
 TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
   m.impl("chain", TORCH_FN(composed_chain));

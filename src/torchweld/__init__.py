@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "core.blocks": ("Layer",),
     "core.errors": ("TorchweldError",),
-    "core.inputs": ("Inputs", "record"),
+    "core.model_inputs": ("Inputs", "record"),
     "core.not_measured": ("NotMeasured",),
     "findings": ("Finding", "diagnose"),
     "numerics.model_check": ("Check", "verify"),
@@ -27,7 +27,7 @@ _WHERE = {
     "ops.packing": ("packed_bytes", "repack"),
     "plans.plan": ("Plan",),
     "plans.planner": ("apply", "fuse", "plan", "plan_of"),
-    "profiles.accounting.account": ("Account", "account"),
+    "profiles.accounting.time_account": ("Account", "account"),
     "profiles.expecting.expectation": ("ExpectationError", "expect"),
     "profiles.profile": ("Profile",),
     "profiles.accounting.profile_diff": ("Diff", "diff"),
@@ -35,7 +35,7 @@ _WHERE = {
     "profiles.recording.loop_profile": ("profiling",),
     "profiles.recording.trace_profile": ("read_trace",),
     "timing": ("Comparison", "compare"),
-    "welds.decisions": ("Choice", "Decision"),
+    "welds.weld_decisions": ("Choice", "Decision"),
     "welds.finding.find": ("find",),
     "welds.swapping.original_code": ("OriginalCodeWarning",),
     "welds.swapping.swap": ("check_calls", "disabled", "stats", "undo", "weld", "welded_paths"),
@@ -45,8 +45,8 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 if TYPE_CHECKING:
     from torchweld.core.blocks import Layer as Layer
     from torchweld.core.errors import TorchweldError as TorchweldError
-    from torchweld.core.inputs import Inputs as Inputs
-    from torchweld.core.inputs import record as record
+    from torchweld.core.model_inputs import Inputs as Inputs
+    from torchweld.core.model_inputs import record as record
     from torchweld.core.not_measured import NotMeasured as NotMeasured
     from torchweld.findings import Finding as Finding
     from torchweld.findings import diagnose as diagnose
@@ -62,10 +62,10 @@ if TYPE_CHECKING:
     from torchweld.plans.planner import fuse as fuse
     from torchweld.plans.planner import plan as plan
     from torchweld.plans.planner import plan_of as plan_of
-    from torchweld.profiles.accounting.account import Account as Account
-    from torchweld.profiles.accounting.account import account as account
     from torchweld.profiles.accounting.profile_diff import Diff as Diff
     from torchweld.profiles.accounting.profile_diff import diff as diff
+    from torchweld.profiles.accounting.time_account import Account as Account
+    from torchweld.profiles.accounting.time_account import account as account
     from torchweld.profiles.expecting.expectation import ExpectationError as ExpectationError
     from torchweld.profiles.expecting.expectation import expect as expect
     from torchweld.profiles.profile import Profile as Profile
@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from torchweld.profiles.recording.trace_profile import read_trace as read_trace
     from torchweld.timing import Comparison as Comparison
     from torchweld.timing import compare as compare
-    from torchweld.welds.decisions import Choice as Choice
-    from torchweld.welds.decisions import Decision as Decision
     from torchweld.welds.finding.find import find as find
     from torchweld.welds.swapping.original_code import OriginalCodeWarning as OriginalCodeWarning
     from torchweld.welds.swapping.swap import check_calls as check_calls
@@ -84,6 +82,8 @@ if TYPE_CHECKING:
     from torchweld.welds.swapping.swap import undo as undo
     from torchweld.welds.swapping.swap import weld as weld
     from torchweld.welds.swapping.swap import welded_paths as welded_paths
+    from torchweld.welds.weld_decisions import Choice as Choice
+    from torchweld.welds.weld_decisions import Decision as Decision
 else:  # type checkers do not follow what is computed
     __all__ = sorted(_MODULE_OF)
 

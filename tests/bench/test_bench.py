@@ -27,27 +27,30 @@ from torchweld.bench import (
     Bench,
     Case,
     MlpShape,
-    block_runtimes,
-    callers,
+    bench_participants,
+    concurrent_callers,
     measure,
-    participants,
     plan,
+    runtime_server,
     stage_timing,
     summarise,
-    worker,
 )
-from torchweld.bench.block_bench import cost_of
-from torchweld.bench.block_runtimes import TorchRuntime
+from torchweld.bench.bench_cases import SEED
+from torchweld.bench.bench_grid import BLOCKS
 from torchweld.bench.block_truth import BlockTruth
-from torchweld.bench.cases import SEED
-from torchweld.bench.eager_block import EagerBlock, tensors_of
-from torchweld.bench.grid import BLOCKS
+from torchweld.bench.cell_bench import cost_of
+from torchweld.bench.eager_block import eager_block, tensors_of
+from torchweld.bench.runtimes.onnx_runtime import OnnxRuntime
+from torchweld.bench.runtimes.runtime import Runtime
+from torchweld.bench.runtimes.torch_runtimes import EagerRuntime, MkldnnRuntime
+from torchweld.bench.runtimes.torchweld_runtimes import FusedMlpRuntime
 from torchweld.core.errors import NotMeasuredError, TorchweldError, UnsupportedError
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine import kernel_build, measured_peaks
 from torchweld.ops.backends import mkldnn_linears, reference_backend
 from torchweld.report.bench_text import bench_head, bench_sections
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 from torchweld.timing import CallableSide
 
 DATA = Path(__file__).parent.parent / "data"
@@ -87,7 +90,7 @@ def measured(cases: list[Case], backends: tuple[str, ...], against: tuple[str, .
     ],
 )
 def test_the_eager_block_computes_the_chain_of_its_forms(mlp: MlpShape) -> None:
-    block = EagerBlock(mlp, torch.float64, seed=1)
+    block = eager_block(mlp, torch.float64, seed=1)
     x = torch.randn(3, mlp.sizes[0], dtype=torch.float64)
     tensors = tensors_of(mlp, torch.float64, seed=1)
     torch.testing.assert_close(block(x), reference_backend.chain(x, tensors, mlp.forms))
@@ -101,6 +104,9 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_alone() -> None:
     assert np.array_equal(first, second)
     assert not np.array_equal(first, PLAIN.linears(seed=4)[0].weight)
     assert torch.equal(torch.rand(1), expected)
+    assert np.array_equal(PLAIN.inputs(5), PLAIN.inputs(64)[:5])
+    assert all(own.bias is None for own in GATED.linears())
+    assert 0.9 < np.abs(first).max() * np.sqrt(first.shape[1]) <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -123,6 +129,25 @@ def test_of_many_rows_some_are_judged_the_first_and_the_last_among_them() -> Non
         bad = good.clone()
         bad[row] += 1.0
         assert truth.judge(bad, good).ok != seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_wrong_element_is_found(dtype: torch.dtype) -> None:
+    truth = BlockTruth.of(BLOCKS["deep"], dtype, 8)
+    good = truth.outputs.to(dtype)
+    assert truth.judge(good, good).reason is None
+    bad = good.clone()
+    bad[3, 4] += 0.2
+    assert "row 3" in str(truth.judge(bad, good).reason)
+    assert truth.judge(torch.zeros_like(good), good).reason is not None
+
+
+@pytest.mark.parametrize("mlp", [BLOCKS["deep"], GATED])
+def test_the_truth_is_that_of_eager_in_fp64(mlp: MlpShape) -> None:
+    x = torch.from_numpy(mlp.inputs(2)).double()
+    with torch.no_grad():
+        expected = eager_block(mlp, torch.float64)(x)
+    torch.testing.assert_close(BlockTruth.of(mlp, torch.float32, 2).outputs, expected)
 
 
 # ---- what is refused ----
@@ -171,7 +196,7 @@ def test_the_kernels_come_first_and_torch_beside_them_where_nobody_else_is() -> 
 def test_a_peer_that_is_not_installed_is_left_out_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(participants.NEEDED, "onnxruntime", ("no_such_runtime",))
+    monkeypatch.setattr(OnnxRuntime, "needs", ("no_such_runtime",))
     bench = plan([case()], ("torch",), ("mkldnn", "onnxruntime"))
     assert bench.against == ("mkldnn",)
     assert "no_such_runtime not installed: pip install" in bench.left_out["onnxruntime"]
@@ -186,10 +211,10 @@ def test_peaks_that_a_probe_exceeds_are_measured_anew(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(measured_peaks, "peaks", peaks)
     monkeypatch.setattr(measured_peaks, "holds", lambda kept, dtypes: True)
-    monkeypatch.setattr(participants, "_reads_hold", lambda kept: True)
-    assert participants.machine_peaks() == (PEAKS, ())
-    monkeypatch.setattr(participants, "_reads_hold", lambda kept: False)
-    found, notes = participants.machine_peaks()
+    monkeypatch.setattr(bench_participants, "_reads_hold", lambda kept: True)
+    assert bench_participants.machine_peaks() == (PEAKS, ())
+    monkeypatch.setattr(bench_participants, "_reads_hold", lambda kept: False)
+    found, notes = bench_participants.machine_peaks()
     assert found is PEAKS
     assert asked == [False, False, True]
     assert "since those kept from before were exceeded" in notes[0]
@@ -211,7 +236,7 @@ def test_exceeded_peaks_that_cannot_be_measured_anew_are_not_used(
 
     monkeypatch.setattr(measured_peaks, "peaks", peaks)
     monkeypatch.setattr(measured_peaks, "holds", holds)
-    found, (note,) = participants.machine_peaks(("bfloat16",))
+    found, (note,) = bench_participants.machine_peaks(("bfloat16",))
     assert found is None  # every share would be too high
     assert asked == [("bfloat16",)]
     assert "those kept from before were exceeded, and could not be measured anew" in note
@@ -223,8 +248,8 @@ def test_a_memory_that_reads_faster_than_its_peak_exceeds_it() -> None:
         row = replace(PEAKS.read[0], working_set_bytes=1 << 20, gbps=gbps)
         return replace(PEAKS, read=(replace(row, threads=torch.get_num_threads()),))
 
-    assert participants._reads_hold(reading(1e6))
-    assert not participants._reads_hold(reading(1e-3))
+    assert bench_participants._reads_hold(reading(1e6))
+    assert not bench_participants._reads_hold(reading(1e-3))
 
 
 def test_peaks_that_cannot_be_measured_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +258,7 @@ def test_peaks_that_cannot_be_measured_are_done_without(monkeypatch: pytest.Monk
             raise NotMeasuredError("the machine is busy; try again")
 
     monkeypatch.setattr(measured_peaks, "peaks", peaks)
-    found, notes = participants.machine_peaks()
+    found, notes = bench_participants.machine_peaks()
     assert found is None
     assert notes == ("no share of this machine's peak is shown: the machine is busy; try again",)
 
@@ -284,7 +309,7 @@ def test_a_cuda_device_is_asked_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(block_runtimes.Eager, "cuda_us", lambda self: 12.5)
+    monkeypatch.setattr(EagerRuntime, "cuda_us", lambda self: 12.5)
     (cell,) = measured([case()], ("torch",)).cells
     assert cell.result("eager").cost.cuda_us == 12.5
     assert cell.result("torch").cost.cuda_us is None
@@ -303,15 +328,16 @@ def test_timing_gets_what_was_planned(fake: FakeCompare) -> None:
         assert options["budget_s"] >= 0.25
 
 
-def wrong(self: TorchRuntime, x: torch.Tensor) -> object:
+def wrong(self: Runtime, workload: Workload) -> object:
+    (x,) = workload.tensors()
     return lambda: torch.full((*x.shape[:-1], 4), 3.0)
 
 
 def test_a_wrong_result_is_reported_and_never_timed(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
-    monkeypatch.setattr(block_runtimes.Mkldnn, "bind", wrong)
-    monkeypatch.setattr(block_runtimes.Torchweld, "bind", wrong)
+    monkeypatch.setattr(MkldnnRuntime, "bind", wrong)
+    monkeypatch.setattr(FusedMlpRuntime, "bind", wrong)
     bench = measured([case()], ("cpu:natural", "reference"), ("mkldnn",))
     (cell,) = bench.cells
     bad, good = cell.result("cpu:natural"), cell.result("reference")
@@ -332,14 +358,14 @@ def test_a_wrong_result_is_reported_and_never_timed(
 def test_a_side_that_raises_is_left_out_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
-    def broken(self: TorchRuntime, x: torch.Tensor) -> object:
+    def broken(self: Runtime, workload: Workload) -> object:
         raise RuntimeError("no such kernel\nand more")
 
-    monkeypatch.setattr(block_runtimes.Mkldnn, "bind", broken)
+    monkeypatch.setattr(MkldnnRuntime, "bind", broken)
     (cell,) = measured([case()], ("torch",), ("mkldnn",)).cells
     assert cell.result("mkldnn").refused == "RuntimeError: no such kernel"
     assert cell.result("torch").comparison is not None
-    monkeypatch.setattr(block_runtimes.Eager, "bind", broken)
+    monkeypatch.setattr(EagerRuntime, "bind", broken)
     (cell,) = measured([case()], ("torch",)).cells
     assert cell.result("torch").refused == "eager did not run: RuntimeError: no such kernel"
 
@@ -360,7 +386,7 @@ def test_it_is_real_from_end_to_end() -> None:
         assert side.latency is not None
         assert len(side.latency.calls_us) >= 200
         assert min(side.latency.calls_us) > 0
-    assert callers._team is None  # or it would slow down what is timed next
+    assert concurrent_callers._team is None  # or it would slow down what is timed next
 
 
 def test_a_bench_survives_json(fake: FakeCompare) -> None:
@@ -473,10 +499,10 @@ def test_costs_of_disturbed_calls_are_not_measured(
 def test_a_side_that_is_gone_after_it_was_timed_keeps_its_times(
     monkeypatch: pytest.MonkeyPatch, fake: FakeCompare
 ) -> None:
-    def gone(self: worker.Server) -> None:
+    def gone(self: runtime_server.RuntimeServer) -> None:
         raise RuntimeError("gone")
 
-    monkeypatch.setattr(worker.Server, "cost", gone)
+    monkeypatch.setattr(runtime_server.RuntimeServer, "cost", gone)
     (cell,) = measured([case()], ("torch",)).cells
     assert cell.result("torch").measured
     assert cell.result("torch").cost.host_us == NotMeasured("RuntimeError: gone")
@@ -489,7 +515,7 @@ def test_a_call_that_is_hardly_more_than_its_host_part_is_timed_in_turn_with_it(
         def idle(self) -> object:
             return lambda: time.sleep(2e-4)
 
-    server = worker.Server.__new__(worker.Server)
+    server = runtime_server.RuntimeServer.__new__(runtime_server.RuntimeServer)
     server.runtime, server.call = Sleeps(), lambda: time.sleep(3e-4)
     server.side = CallableSide(server.call)
     assert set(server._host()) == {"host_us", "host_share"}

@@ -14,7 +14,7 @@ from tests.support.measured import measured
 from torchweld.bench import Case, Cell, Latency, MlpShape, maps, summarise
 from torchweld.bench.bench_results import TOO_LOW
 from torchweld.bench.bench_rows import csv_text, kept
-from torchweld.bench.estimates import Pace, expected_s, startup_s
+from torchweld.bench.time_estimates import Pace, expected_s, startup_s
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.measured_peaks import ReadPeak
 from torchweld.timing import Comparison
@@ -237,7 +237,7 @@ def test_single_calls_and_callers_are_kept_too() -> None:
 
 def test_the_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("torchweld.bench.estimates.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("torchweld.bench.time_estimates.time.perf_counter", lambda: now[0])
     pace = Pace([10.0, 30.0, 60.0])
     assert str(pace) == "1 of 3, about 2 min left"
     now[0] = 20.0  # twice as long as expected

@@ -17,13 +17,12 @@ from torchweld.bench import (
     Cell,
     measure_model,
     model_bench,
-    model_runtimes,
     plan_model,
     stage_timing,
 )
-from torchweld.bench.model_sources import Sized, TargetSource
-from torchweld.bench.stages import LocalStage
-from torchweld.bench.worker_processes import MODEL_RUNTIMES
+from torchweld.bench.bench_stages import Stage
+from torchweld.bench.model_sources import SizedSource, TargetSource
+from torchweld.bench.runtimes.runtime import loaded
 from torchweld.core.errors import TorchweldError
 from torchweld.welds.swapping.swap import stats
 
@@ -75,7 +74,7 @@ def model_file(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "bench_nets.py"
     path.write_text(FILE)
     yield path
-    model_runtimes._made.cache_clear()
+    loaded.cache_clear()
     sys.modules.pop("bench_nets", None)
 
 
@@ -96,12 +95,12 @@ def source(path: Path, name: str, **options: object) -> TargetSource:
 def test_eager_and_welded_are_one_model_that_shows_the_one_or_the_other(
     model_file: Path, plan_file: Path
 ) -> None:
-    with LocalStage(1, MODEL_RUNTIMES) as stage:
+    with Stage(1) as stage:
         stage.start(["eager", "torchweld"])
         for name in stage.names:
             stage.ask(name, "load", source(model_file, "net", plan=str(plan_file)))
             stage.ask(name, "prepare", 0)
-        eager, welded = (stage._servers[name] for name in ("eager", "torchweld"))
+        eager, welded = (stage.workers[name].held for name in ("eager", "torchweld"))
         assert eager.runtime.model is welded.runtime.model
         stage.side("eager").time(1)
         assert stats(eager.runtime.model) == {}
@@ -118,12 +117,12 @@ def test_a_plan_for_other_rows_is_reported_and_not_warned_about(
     made = TargetSource(target=f"{model_file}:net").make()
     plan = tw.plan(made.model, torch.randn(7, 8), force=True)
     plan.save(tmp_path / "other.json")
-    with LocalStage(1, MODEL_RUNTIMES) as stage:
+    with Stage(1) as stage:
         stage.start(["torchweld"])
         stage.ask("torchweld", "load", source(model_file, "net", plan=str(tmp_path / "other.json")))
         stage.ask("torchweld", "prepare", 0)
         stage.side("torchweld").time(1)
-        details = stage._servers["torchweld"].runtime.details()
+        details = stage.workers["torchweld"].held.runtime.details()
     assert details["ran_the_original"]
 
 
@@ -168,34 +167,32 @@ def test_weights_have_to_be_the_same_in_every_process(
 ) -> None:
     """Processes are played by servers here, which do not share what they load."""
 
-    class Apart(LocalStage):
+    class Apart(Stage):
         def ask(self, name: str, command: str, *arguments: Any) -> Any:
             if command == "load":
-                model_runtimes._made.cache_clear()
+                loaded.cache_clear()
                 found = super().ask(name, command, *arguments)
                 if name == "eager":
                     with torch.no_grad():
-                        self._servers[name].runtime.model.mlp[0].weight.mul_(1.5)
+                        self.workers[name].held.runtime.model.mlp[0].weight.mul_(1.5)
                 return found
             return super().ask(name, command, *arguments)
 
-    monkeypatch.setattr(
-        model_bench, "open_stage", lambda names, threads, runtimes: Apart(1, runtimes)
-    )
+    monkeypatch.setattr(model_bench, "open_stage", lambda names, threads: Apart(1))
     given = source(model_file, "one", plan=str(plan_file))
     with pytest.raises(TorchweldError, match="the model has other weights in every process"):
         next(iter(measure_model(plan_model("net"), given)))
 
 
 def test_a_sized_model_has_one_output_for_a_batch_of_tokens() -> None:
-    given = Sized(target="policy", dtype="float32", batch=3, tokens=64)
+    given = SizedSource(target="policy", dtype="float32", batch=3, tokens=64)
     made = given.make()
     (workload,) = made.workloads
     with torch.no_grad():
         first, second = (workload.run(model) for model in (made.model, given.make().model))
     assert first.shape[0] == 3
     assert torch.equal(first, second)
-    assert given.kept_folder.name == "policy-3x64"
+    assert given.onnx_folder.name == "policy-3x64"
 
 
 def test_unknown_peers_of_a_model() -> None:

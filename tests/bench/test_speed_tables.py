@@ -11,20 +11,19 @@ import torch
 from tests.support.bench_samples import FakeCompare, bench, case, cell, comparison
 
 from torchweld.bench import Bench, Case, MlpShape, Result, measure, plan, stage_timing
+from torchweld.bench.bench_grid import parse_dtype
 from torchweld.bench.bench_summary import maps
-from torchweld.bench.eager_block import linears_of, tensors_of
-from torchweld.bench.grid import parse_dtype
+from torchweld.bench.eager_block import eager_block, linears_of, tensors_of
+from torchweld.bench.runtimes.runtime_names import TABLE_RUNTIMES
 from torchweld.bench.speed_tables import (
     HOLD_TO_AVX2,
     MOST_COLD_ROWS,
-    RUNTIMES,
     WAYS,
     held_problem,
     table_cases,
     table_of,
     with_cold,
 )
-from torchweld.bench.table_runtimes import module_of
 from torchweld.core.blocks import format_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
@@ -129,7 +128,7 @@ def test_cold_cases_are_told_apart() -> None:
 
 @pytest.mark.parametrize("mlp", BLOCKS, ids=lambda mlp: mlp.name)
 def test_the_module_computes_the_chain_of_its_forms(mlp: MlpShape) -> None:
-    module = module_of(mlp, torch.float64, seed=1)
+    module = eager_block(mlp, torch.float64, seed=1)
     x = torch.randn(3, 5, dtype=torch.float64)
     tensors = tensors_of(mlp, torch.float64, seed=1)
     torch.testing.assert_close(module(x), reference_backend.chain(x, tensors, mlp.forms))
@@ -149,7 +148,7 @@ def test_welded_modules_are_verified_and_run_the_kernels(
 ) -> None:
     cases = with_cold([Case(mlp=mlp, lead=(rows,), dtype=dtype) for rows in (1, 6)])
     planned = plan(cases, list(WAYS))
-    cells = list(measure(planned, cases, runtimes=RUNTIMES))
+    cells = list(measure(planned, cases, runtimes=TABLE_RUNTIMES))
     assert len(cells) == 4
     for one in cells:
         packed, natural = one.result("cpu"), one.result("cpu:natural")

@@ -15,16 +15,17 @@ from tests.support.bench_samples import bench as made_bench
 from tests.support.busy import busy_cores
 from tests.support.screen_texts import line_with, squeezed
 
-from torchweld.bench import Bench, Case, Latency, MlpShape, participants, summarise
+from torchweld.bench import Bench, Case, Latency, MlpShape, bench_participants, summarise
+from torchweld.bench.runtimes.openvino_runtime import OpenVinoRuntime
 from torchweld.cli import bench_command as bench_verb
 from torchweld.cli import bench_progress
 from torchweld.cli.bench_progress import Keeper
 from torchweld.core.not_measured import NotMeasured
-from torchweld.machine import kernel_build, load
+from torchweld.machine import kernel_build, machine_load
 from torchweld.models import MODELS
 from torchweld.plans import planner
 from torchweld.report.bench_text import bench_head, bench_sections
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 from torchweld.timing import Verdict
 
 Bencher = Callable[..., tuple[int, str, str]]
@@ -134,7 +135,7 @@ def test_single_calls_and_callers_have_tables_of_their_own(bench: Bencher) -> No
     code, out, _ = bench(*SMALL, *options)
     assert code == 0
     assert line_with("p50", out).split() == ["cell", "p50", "p95", "p99", "calls"]
-    assert "calls a second, 2 callers at once" in out
+    assert "calls per second, 2 callers at once" in out
     rows = [line.split() for line in out.splitlines() if line.startswith("  3 × 8→16→4 gelu fp32")]
     assert [row[5] for row in rows] == ["eager", "eager"]
 
@@ -157,9 +158,9 @@ def test_packed_weights_are_accounted_for(bench: Bencher) -> None:
     assert line_with("8→16→4", out).split()[-2:] == ["packed", "single"]
 
 
-@pytest.mark.skipif(not load.STAT.exists(), reason="this system does not tell its load")
+@pytest.mark.skipif(not machine_load.STAT.exists(), reason="this system does not tell its load")
 def test_a_load_that_is_there_is_seen(bench: Bencher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_verb, "busy_cores", load.busy_cores)
+    monkeypatch.setattr(bench_verb, "busy_cores", machine_load.busy_cores)
     with busy_cores(1):
         code, out, _ = bench(*SMALL, "--backend", "torch")
     assert code == 0
@@ -239,7 +240,7 @@ def test_mistakes_are_named_with_the_nearest(
 def test_a_peer_that_is_not_installed_is_left_out_and_it_is_said(
     bench: Bencher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(participants.NEEDED, "openvino", ("no_such_runtime",))
+    monkeypatch.setattr(OpenVinoRuntime, "needs", ("no_such_runtime",))
     code, out, _ = bench(*SMALL, "--against", "openvino", "--backend", "torch")
     assert code == 0
     said = 'left out: openvino: no_such_runtime not installed: pip install "torchweld[bench]"'
@@ -303,7 +304,7 @@ def test_what_a_model_prints_is_no_part_of_the_data(bench: Bencher, tmp_path: Pa
 
 def test_on_a_terminal_the_table_grows_and_the_time_left_is_told(fake: FakeCompare) -> None:
     cases = [case(rows=1), case(rows=2)]
-    planned = participants.plan(cases, ("torch",))
+    planned = bench_participants.plan(cases, ("torch",))
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
     done = bench_progress.run_cases(planned, cases, False, console, Keeper(None, None))

@@ -20,10 +20,12 @@ import torch
 from tests.support.bench_samples import FakeCompare
 from tests.support.screen_texts import line_with, squeezed
 
-from torchweld.bench import Bench, block_runtimes, stage_timing
+from torchweld.bench import Bench, stage_timing
+from torchweld.bench.runtimes.torchweld_runtimes import BackendRuntime
 from torchweld.cli.main import run
 from torchweld.core import files
 from torchweld.core.errors import TorchweldError
+from torchweld.core.model_inputs import Workload
 from torchweld.history import History, RunWriter
 from torchweld.machine import kernel_build
 
@@ -130,10 +132,11 @@ def test_a_history_that_is_full_takes_nothing_from_the_run(
 def test_a_broken_rule_is_reported_with_exit_code_1(
     bench: Bencher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(self: object, x: torch.Tensor) -> object:
+    def wrong(self: object, workload: Workload) -> object:
+        (x,) = workload.tensors()
         return lambda: torch.ones(len(x), 4)
 
-    monkeypatch.setattr(block_runtimes.OwnBackend, "bind", wrong)
+    monkeypatch.setattr(BackendRuntime, "bind", wrong)
     code, out, _ = bench(*SMALL, "--backend", "torch")
     assert code == 1
     assert "breaks the numerical rule, so not timed: 3 × 8→16→4 gelu fp32, torch" in squeezed(out)

@@ -17,12 +17,12 @@ from torch import nn
 from torchweld.cli import fuse_command as fuse_verb
 from torchweld.cli import profile_command as profile_verb
 from torchweld.cli.main import run
-from torchweld.core.speeds import Speed
-from torchweld.history import Fingerprint, History, fingerprint_here, store
+from torchweld.core.measured_speed import Speed
+from torchweld.history import Fingerprint, History, fingerprint_here, history_store
 from torchweld.plans import planner, whole_model
+from torchweld.plans.kernel_choice import TunedBlocks
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import PlanWithRounds
-from torchweld.plans.tuning import TunedBlocks
 from torchweld.plans.whole_model import MeasuredWhole
 
 Captured = pytest.CaptureFixture[str]
@@ -168,7 +168,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "fingerprint_here", other)
+        patch.setattr(history_store, "fingerprint_here", other)
         keep("there", {"a": 2.0})
 
 

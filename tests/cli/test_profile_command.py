@@ -13,7 +13,7 @@ from tests.support.block_profiles import blocks, fused_blocks
 
 from torchweld.cli import profile_command as verb
 from torchweld.cli.main import run
-from torchweld.cli.writing import check_targets
+from torchweld.cli.output_files import check_targets
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.profiles.profile import Profile
 from torchweld.report import chrome_trace
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_work(
     def refuse(**_: object) -> Any:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("torchweld.cli.writing.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("torchweld.cli.output_files.tempfile.TemporaryFile", refuse)
     with pytest.raises(TorchweldError, match="cannot be written"):
         check_targets({"--save": tmp_path / "x"}, force=False)
 

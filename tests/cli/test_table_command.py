@@ -11,7 +11,7 @@ import pytest
 from tests.support.bench_samples import FakeCompare, comparison
 
 from torchweld.bench import stage_timing
-from torchweld.bench.block_bench import ATTEMPTS
+from torchweld.bench.cell_bench import ATTEMPTS
 from torchweld.bench.speed_tables import ENVIRONMENT
 from torchweld.cli import table_command
 from torchweld.cli.bench_command import bench as bench_verb

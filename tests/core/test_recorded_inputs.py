@@ -13,7 +13,7 @@ from tests.core.test_inputs import Adder, Pair
 from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import as_workloads, record
+from torchweld.core.model_inputs import as_workloads, record
 
 
 def test_recorded_calls_can_be_run_again() -> None:

@@ -18,7 +18,7 @@ from torchweld.core.records import from_plain, to_plain
 from torchweld.findings import RULES, Finding, combined_bound, diagnose, welding_bound
 from torchweld.findings.evidence import MARGIN, Evidence
 from torchweld.findings.finding import Slice, bound_of, union
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile, Tensor
 
 # With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.

@@ -22,7 +22,7 @@ from torchweld.findings import Finding, combined_bound, diagnose
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.rules_fusion import mlp_blocks
 from torchweld.machine import measured_peaks
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording import live_profile
 

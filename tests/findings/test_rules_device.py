@@ -11,7 +11,7 @@ from tests.support.made_profiles import Builder, kernel, make_device, tensor
 from tests.support.measured import measured
 
 from torchweld.findings import combined_bound, diagnose
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Gap, Kernel, Profile
 from torchweld.profiles.recording.trace_profile import read_trace
 

@@ -9,7 +9,7 @@ from tests.support.diagnosed import BYTES_A_US, Model, blocks, found, runs
 from tests.support.made_profiles import tensor
 
 from torchweld.findings.evidence import Evidence
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 
 # ---- without the names of memory ----
 

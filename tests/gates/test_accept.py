@@ -13,11 +13,11 @@ from tests.support.gate_targets import write_model
 
 from torchweld.cli import gate_command as gate_cli
 from torchweld.cli.main import run
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.gates import gate_run
 from torchweld.history import History
-from torchweld.machine import load
+from torchweld.machine import machine_load
 from torchweld.plans import planner
 from torchweld.plans.plan import Plan, Tuning, Verdict
 
@@ -171,11 +171,11 @@ def test_some_blocks_are_held_and_others_are_named(accept: Accept, capsys: Captu
 def test_the_load_is_said_first_and_not_where_nothing_is_timed(
     accept: Accept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_cli, "load_words", lambda: load.load_words(1.5))
+    monkeypatch.setattr(gate_cli, "load_words", lambda: machine_load.load_words(1.5))
     _, out, _ = accept(("faster", "faster"), "--no-time")
     assert out.startswith("This machine is busy: other processes use 1.5 of its ")
     _, out, _ = accept(("faster", "faster"), "--no-time", "--json")
-    assert json.loads(out)["load"] == load.load_words(1.5)
+    assert json.loads(out)["load"] == machine_load.load_words(1.5)
     _, out, _ = accept(("not measured", "not measured"), "--no-time")
     assert out.startswith("This machine is busy")
     _, out, _ = accept(("faster", "faster"), "--no-time", "--no-measure")

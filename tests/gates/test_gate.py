@@ -23,7 +23,7 @@ from torchweld.gates import fresh_process
 from torchweld.gates import gate_run as running
 from torchweld.gates import rivalry as against
 from torchweld.gates.gate_run import Rival
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.history import History
 from torchweld.machine import fingerprint
 from torchweld.ops import compiled_forward

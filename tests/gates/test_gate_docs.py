@@ -149,7 +149,7 @@ def test_not_measured_is_a_warning_and_slower_fails(tmp_path: Path, code: int, e
     assert ("::warning::" in done.stdout) == (code == 2)
 
 
-@pytest.mark.parametrize("page", ["gate.md", "bench.md", "history.md"])
+@pytest.mark.parametrize("page", ["gate.md", "bench.md", "benchmarks.md", "history.md"])
 def test_what_the_page_shows_can_be_typed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,9 @@ from tests.support.made_comparisons import comparison
 from torchweld.core.errors import NotMeasuredError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import json_text
+from torchweld.gates.gate_outcome import Outcome, TimeVerdict
 from torchweld.gates.gate_timing import KeptTime, against_history, against_other, kept_time
-from torchweld.gates.outcome import Outcome, TimeVerdict
-from torchweld.gates.subject import Clock
+from torchweld.gates.gated_model import Clock
 from torchweld.report.gate_text import outcome_data, outcome_lines
 from torchweld.timing import Comparison
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.gate_targets import write_model
 
 from torchweld.cli.main import run
-from torchweld.gates.baseline import load_baseline
+from torchweld.gates.gate_baseline import load_baseline
 from torchweld.history import History
 
 KEPT = Path(__file__).parents[1] / "data" / "history_0_1.sqlite"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchweld.cli.main import run
-from torchweld.gates.baseline import load_baseline
+from torchweld.gates.gate_baseline import load_baseline
 from torchweld.history import History
 from torchweld.timing import Comparison
 

@@ -16,13 +16,13 @@ from tests.support.mutations import Mutation, mutations, spoil
 
 from torchweld.cli.main import run
 from torchweld.core.errors import TorchweldError
-from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
-from torchweld.gates.counters import Counters
+from torchweld.gates.gate_baseline import Baseline, load_baseline, save_baseline
 from torchweld.gates.gate_timing import KeptTime
+from torchweld.gates.step_counters import Counters
 from torchweld.history import History, of_comparison
 from torchweld.plans.plan import Plan
 from torchweld.report.gate_text import accepted_data, accepted_lines
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 
 DATA = Path(__file__).parent.parent / "data"
 EVERY_DAY = 3  # spoilt texts of each column

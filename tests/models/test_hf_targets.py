@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from torchweld.core.errors import TorchweldError
-from torchweld.models import hf
-from torchweld.models.hf import type_inside
+from torchweld.models import transformers_models
 from torchweld.models.targets import resolve
+from torchweld.models.transformers_models import type_inside
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 needs_transformers = pytest.mark.skipif(
@@ -34,13 +34,13 @@ needs_transformers = pytest.mark.skipif(
     ],
 )
 def test_hf_requests(text: str, expected: tuple[str, dict[str, object]]) -> None:
-    assert hf.parse_request(text) == expected
+    assert transformers_models.parse_request(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "?n_layer=2", "gpt2?", "gpt2?n_layer", "gpt2?n_layer="])
 def test_hf_requests_that_are_not_understood(text: str) -> None:
     with pytest.raises(TorchweldError, match=r"hf:gpt2\?n_layer=2,n_embd=64"):
-        hf.parse_request(text)
+        transformers_models.parse_request(text)
 
 
 def test_without_transformers_the_error_says_how_to_get_it(
@@ -164,7 +164,7 @@ def test_hf_folder_with_and_without_weights(tmp_path: Path) -> None:
 
 @needs_transformers
 def test_generation_with_a_cache_is_recorded_and_runs_again() -> None:
-    from torchweld.core.inputs import as_workloads, record
+    from torchweld.core.model_inputs import as_workloads, record
 
     target = resolve(TINY)
     ids = target.workloads[0].tensors()[0][:, :6]

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Inputs
+from torchweld.core.model_inputs import Inputs
 from torchweld.models import DEMO, MODELS, seeded
 from torchweld.models.bert import Bert, BertConfig
 from torchweld.models.dlrm import Dlrm, DlrmConfig
 from torchweld.models.gpt import GptConfig
-from torchweld.models.layers import to_patches
 from torchweld.models.llama import LlamaConfig
 from torchweld.models.mixer import MixerConfig
+from torchweld.models.model_layers import to_patches
 from torchweld.models.policy import PolicyConfig
 from torchweld.models.vit import VitConfig
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchweld as tw
 from torchweld.core.blocks import format_spec
-from torchweld.numerics.rule import check_block
+from torchweld.numerics.numerical_rule import check_block
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),

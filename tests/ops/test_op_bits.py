@@ -31,7 +31,7 @@ from tests.support.helpers import (
 from tests.support.strategies import Block, blocks
 
 from torchweld.core.blocks import LayerForm, format_spec, parse_spec
-from torchweld.numerics.rule import check_block
+from torchweld.numerics.numerical_rule import check_block
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
 

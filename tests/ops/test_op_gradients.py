@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from torchweld.core.blocks import LayerForm, format_spec, parse_spec
-from torchweld.numerics.rule import check_block
+from torchweld.numerics.numerical_rule import check_block
 from torchweld.ops.backends import reference_backend
 
 pytestmark = [

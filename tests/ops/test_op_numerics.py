@@ -36,7 +36,7 @@ from tests.support.strategies import Block, blocks
 from torch import Tensor
 
 from torchweld.core.blocks import GATES, format_spec, parse_spec, split_tensors
-from torchweld.numerics.rule import Judgement, check_block
+from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops.backends import reference_backend
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")

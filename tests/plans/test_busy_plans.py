@@ -12,8 +12,8 @@ from torch import nn
 
 import torchweld as tw
 from torchweld.cli.main import run
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.models import MODELS
 from torchweld.plans.known_speeds import SpeedTable, table_here
 from torchweld.report.plan_text import sentence
@@ -64,14 +64,14 @@ def test_a_large_gain_is_found_beside_a_busy_core() -> None:
 def test_the_exit_code_tells_not_measured_from_not_faster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchweld.plans import tuning
+    from torchweld.plans import kernel_choice
     from torchweld.plans.choice_timing import Timed
 
     def told(verdict: str, speed: Speed | NotMeasured) -> int:
         def times(*args: object) -> dict[object, Timed]:
             return dict.fromkeys(args[3], Timed(verdict=verdict, speed=speed))  # type: ignore[call-overload, arg-type]
 
-        monkeypatch.setattr(tuning, "time_choices", times)
+        monkeypatch.setattr(kernel_choice, "time_choices", times)
         return run(["fuse", "policy", "--quick", "--no-profile", "--afresh"])
 
     assert told("not measured", NotMeasured("too busy")) == 2
@@ -87,13 +87,13 @@ def test_the_exit_code_tells_not_measured_from_not_faster(
 def test_without_timing_a_table_decides_however_busy_the_machine_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from torchweld.plans import choice_timing, tuning
+    from torchweld.plans import choice_timing, kernel_choice
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("timed")
 
     monkeypatch.setattr(choice_timing, "compare", never)
-    monkeypatch.setattr(tuning, "time_choices", never)
+    monkeypatch.setattr(kernel_choice, "time_choices", never)
     table = table_here()
     if isinstance(table, NotMeasured):
         pytest.skip(table.reason)
@@ -130,10 +130,10 @@ def test_what_no_table_knows_is_left_as_it_is() -> None:
 def test_without_a_table_nothing_is_welded_and_the_plan_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from torchweld.plans import tuning
+    from torchweld.plans import kernel_choice
 
     why = NotMeasured("no table of speeds for riscv is shipped")
-    monkeypatch.setattr(tuning, "table_here", lambda: why)
+    monkeypatch.setattr(kernel_choice, "table_here", lambda: why)
     model, inputs = MODELS["policy"].build()
     made = tw.plan(model, inputs, measure=False)
     assert made.decisions == ()

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import torchweld as tw
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.models import MODELS
-from torchweld.plans import choice_timing, tuning, whole_model
+from torchweld.plans import choice_timing, kernel_choice, whole_model
+from torchweld.plans.kernel_choice import choose
 from torchweld.plans.plan import Plan, Planned, Trial, Tuning, Verdict, Whole
-from torchweld.plans.tuning import choose
 from torchweld.report.plan_text import sentence
-from torchweld.welds.decisions import Choice
+from torchweld.welds.weld_decisions import Choice
 
 NATURAL, PACKED = Choice(backend="cpu"), Choice(backend="cpu", packed=True)
 PLAIN = Choice(backend="torch")
@@ -77,10 +77,10 @@ def test_what_a_copy_gains_is_told_round_by_round() -> None:
 
     packed, natural = timed([1.1, 0.1, 0.6], 8), timed([1.0, 0.0, 0.5], 0)
     both = [packed, natural]
-    assert tuning._copy_gain(packed, both) == pytest.approx(math.exp(0.1))
-    assert isinstance(tuning._copy_gain(natural, both), NotMeasured)
-    assert isinstance(tuning._copy_gain(packed, [packed]), NotMeasured)
-    assert isinstance(tuning._copy_gain(packed, [packed, timed([1.0], 0)]), NotMeasured)
+    assert kernel_choice.copy_gain_of(packed, both) == pytest.approx(math.exp(0.1))
+    assert isinstance(kernel_choice.copy_gain_of(natural, both), NotMeasured)
+    assert isinstance(kernel_choice.copy_gain_of(packed, [packed]), NotMeasured)
+    assert isinstance(kernel_choice.copy_gain_of(packed, [packed, timed([1.0], 0)]), NotMeasured)
 
 
 def test_what_is_wrong_or_not_measured_is_never_chosen() -> None:

@@ -18,21 +18,28 @@ from torch.profiler import profile
 
 import torchweld as tw
 from torchweld import ops
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.machine import measured_peaks
 from torchweld.models import MODELS
 from torchweld.models.gpt import GptConfig
 from torchweld.numerics.model_check import compare_results
-from torchweld.plans import ceiling, choice_timing, planner, time_budget, tuning, whole_model
+from torchweld.plans import (
+    choice_timing,
+    kernel_choice,
+    planner,
+    speed_ceiling,
+    time_budget,
+    whole_model,
+)
 from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Trial, Tuning
 from torchweld.profiles.profile import About, Module, Profile
 from torchweld.report.plan_text import sentence
 from torchweld.timing import Comparison
-from torchweld.welds.decisions import Choice
 from torchweld.welds.swapping.swap import decisions_of, stats, welded_paths
+from torchweld.welds.weld_decisions import Choice
 
 ROOT = (Module(path="", kind="Policy"),)
 NATURAL, PACKED = Choice(backend="cpu"), Choice(backend="cpu", packed=True)
@@ -79,7 +86,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(choice_timing, "compare", compare)
     monkeypatch.setattr(whole_model, "compare", compare)
-    monkeypatch.setattr(ceiling, "compare", compare)
+    monkeypatch.setattr(speed_ceiling, "compare", compare)
     monkeypatch.setattr(planner, "load_words", lambda: "")
     made = make_peaks(threads=torch.get_num_threads())
     monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
@@ -118,7 +125,7 @@ def test_a_second_plan_takes_the_times_of_the_first(
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("timed again")
 
-    monkeypatch.setattr(tuning, "time_choices", never)
+    monkeypatch.setattr(kernel_choice, "time_choices", never)
     second = tw.plan(model, inputs, budget_s=6)
     assert second.decisions == first.decisions
     assert all(t.remembered for one in second.planned for t in one.tunings)
@@ -139,7 +146,7 @@ def test_what_was_remembered_is_verified_with_the_weights_of_today(
         off = NotMeasured("off")
         return replace(verify_choice(*args), verified=False, verdict="wrong", speed=off)
 
-    monkeypatch.setattr(tuning, "verify_choice", wrong)
+    monkeypatch.setattr(kernel_choice, "verify_choice", wrong)
     assert tw.plan(model, inputs, budget_s=6).decisions == ()
 
 
@@ -188,7 +195,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_model(
         slow = choice_timing.Timed(verdict="behind", speed=NotMeasured("far behind"))
         return dict.fromkeys(args[3], slow)
 
-    monkeypatch.setattr(tuning, "time_choices", interrupted)
+    monkeypatch.setattr(kernel_choice, "time_choices", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tw.plan(model, inputs, budget_s=6)
     assert [(type(module), sorted(module.__dict__)) for module in model.modules()] == before
@@ -354,7 +361,9 @@ def test_a_stub_computes_nothing_and_reads_its_weights_outside_of_the_clock() ->
     assert [block.path for block in blocks] == [""]
     x, outputs = torch.randn(3, 8), []
     ticks = itertools.count()
-    side = ceiling.StubSide(model, blocks, lambda: outputs.append(model(x)), lambda: next(ticks))
+    side = speed_ceiling.StubSide(
+        model, blocks, lambda: outputs.append(model(x)), lambda: next(ticks)
+    )
     with profile() as recorded:
         # Three looks at each call: the stub's two, and one of the side before or after.
         assert side.time(1) == 2.0
@@ -370,7 +379,7 @@ def test_a_stub_computes_nothing_and_reads_its_weights_outside_of_the_clock() ->
 def test_all_bytes_of_a_weight_are_read(dtype: torch.dtype) -> None:
     weight = torch.zeros(7, 6, dtype=dtype)
     for view in (weight, weight.t(), weight[2:]):
-        numbers = ceiling._memory_of(view)
+        numbers = speed_ceiling._memory_of(view)
         assert numbers.dtype is torch.float32
         assert numbers.data_ptr() <= view.data_ptr() < numbers.data_ptr() + 4
         assert 0 <= view.nbytes - numbers.nbytes < 8
@@ -424,7 +433,7 @@ def test_fuse_leaves_a_plan_and_one_line_whatever_came_of_it(
         unknown = choice_timing.Timed(verdict="not measured", speed=NotMeasured("too busy"))
         return dict.fromkeys(args[3], unknown)
 
-    monkeypatch.setattr(tuning, "time_choices", busy)
+    monkeypatch.setattr(kernel_choice, "time_choices", busy)
     model, inputs = policy()
     with caplog.at_level("INFO", "torchweld"):
         tw.fuse(model, inputs, quick=True)
@@ -481,7 +490,7 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
     own_cache: Path, steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadlines: list[float] = []
-    real = tuning.tune
+    real = kernel_choice.tune
 
     def tune(model: Any, blocks: Any, options: Any, budget: Any, memory: Any) -> Any:
         deadlines.append(budget.blocks_end_s - time.perf_counter())
@@ -511,7 +520,7 @@ def test_a_whole_that_cannot_be_timed_leaves_its_time_to_the_blocks(
 def test_a_block_whose_rounds_cannot_fit_is_not_begun(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice_timing, "_call_s", lambda run: 0.9)
+    monkeypatch.setattr(choice_timing, "seconds_of", lambda run: 0.9)
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     made = tw.plan(model, torch.randn(1, 64), budget_s=8.0)
     (one,) = made.planned

@@ -13,16 +13,16 @@ from tests.support.measured import measured
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.models import MODELS
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, Planned, Trial, Tuning, Verdict, Whole, structure_of
 from torchweld.plans.planner import apply, fuse, plan, plan_of
 from torchweld.report.plan_text import sentence
-from torchweld.welds.decisions import Choice
 from torchweld.welds.found_blocks import Block
 from torchweld.welds.swapping.swap import stats, undo, welded_paths
+from torchweld.welds.weld_decisions import Choice
 
 PACKED = Choice(backend="cpu", packed=True)
 DATA = Path(__file__).parents[1] / "data"
@@ -224,7 +224,7 @@ def test_a_measured_plan_keeps_its_figures_and_only_what_is_faster() -> None:
 
 
 def test_a_wrong_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchweld.plans import tuning
+    from torchweld.plans import kernel_choice
 
     def wrong(*args: object) -> Trial:
         choice = args[3]
@@ -232,7 +232,7 @@ def test_a_wrong_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         why = NotMeasured("output: off")
         return Trial(choice=choice, verified=False, verdict="wrong", speed=why, error_ratio=9.0)
 
-    monkeypatch.setattr(tuning, "verify_choice", wrong)
+    monkeypatch.setattr(kernel_choice, "verify_choice", wrong)
     model, inputs = MODELS["policy"].build()
     made = plan(model, inputs, force=True)
     assert made.decisions == ()

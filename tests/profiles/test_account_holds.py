@@ -20,8 +20,8 @@ from tests.support.measured import measured
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchweld.profiles.accounting.account import account
 from torchweld.profiles.accounting.op_costs import works_of
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.attributing.attribution import attribute
 from torchweld.profiles.attributing.op_kinds import kind_of
 from torchweld.profiles.profile import Op, Profile

@@ -11,8 +11,8 @@ from tests.models.test_models import SMALL, small
 from torch import Tensor, nn
 
 from torchweld.models.gpt import Gpt
-from torchweld.models.layers import Attention
 from torchweld.models.llama import Llama, LlamaAttention, RmsNorm, rotary_tables, rotate
+from torchweld.models.model_layers import Attention
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

@@ -12,8 +12,8 @@ from tests.support.made_traces import HOST, MadeTrace
 
 from torchweld.profiles.accounting.device_account import covered, device_account
 from torchweld.profiles.accounting.device_peaks import peaks_of
-from torchweld.profiles.events import KERNEL, MEMCPY, MEMSET, Event, Recording
 from torchweld.profiles.profile import Device, Profile
+from torchweld.profiles.recorded_events import KERNEL, MEMCPY, MEMSET, Event, Recording
 from torchweld.profiles.recording.trace_profile import read_trace
 
 

@@ -9,7 +9,7 @@ from tests.support.made_profiles import Builder, kernel, make_device, parts, ten
 from tests.support.made_traces import TRACES
 from tests.support.measured import measured
 
-from torchweld.profiles.accounting.account import account, roofline
+from torchweld.profiles.accounting.time_account import account, roofline
 from torchweld.profiles.profile import Gap, Profile, RuntimeCall
 from torchweld.profiles.recording.trace_profile import read_trace
 

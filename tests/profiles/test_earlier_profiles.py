@@ -7,7 +7,7 @@ from tests.support.measured import measured
 
 from torchweld.cli.main import run
 from torchweld.findings import diagnose
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 
 FILE = Path(__file__).parents[1] / "data" / "profile_2.json"

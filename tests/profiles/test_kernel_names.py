@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from torchweld.profiles.attributing import kernel_names
 from torchweld.profiles.attributing.kernel_names import category_of, is_generated, ops_inside
-from torchweld.profiles.events import KERNEL, MEMCPY, MEMSET
+from torchweld.profiles.recorded_events import KERNEL, MEMCPY, MEMSET
 
 
 @pytest.mark.parametrize(

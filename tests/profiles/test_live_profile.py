@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import torchweld as tw
 from torchweld.core.errors import TorchweldError
 from torchweld.machine import measured_peaks
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Module, Op, Profile
 from torchweld.profiles.recording import live_profile, profile_building
 from torchweld.profiles.recording.live_profile import profile

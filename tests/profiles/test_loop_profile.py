@@ -10,7 +10,7 @@ from torch import nn
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.profiles.doubts import doubt
+from torchweld.profiles.profile_doubts import doubt
 from torchweld.profiles.recording import profile_building
 from torchweld.profiles.recording.core_waiting import CoreWaiting
 from torchweld.profiles.recording.loop_profile import profiling

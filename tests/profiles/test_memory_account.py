@@ -15,7 +15,7 @@ from torchweld.ops.fused_mlp import FusedMLP
 from torchweld.profiles.accounting.memory_account import memory_account
 from torchweld.profiles.attributing.attribution import attribute
 from torchweld.profiles.profile import Memory
-from torchweld.profiles.recording.instrument import instrumented
+from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.torch_profiler import record
 
 

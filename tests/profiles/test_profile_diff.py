@@ -12,13 +12,13 @@ from tests.support.made_profiles import tensor
 from tests.support.made_traces import TRACES
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.paths import grouped_paths, joined, normal_path
-from torchweld.profiles.accounting.account import account
+from torchweld.core.module_paths import grouped_paths, joined, normal_path
 from torchweld.profiles.accounting.profile_diff import NOTHING, Amount, Change, Diff, diff
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile, Tensor
 from torchweld.profiles.recording.trace_profile import read_trace
 from torchweld.report import diff_sections
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 
 
 def change_at(found: Diff, path: str) -> Change:

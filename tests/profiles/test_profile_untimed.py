@@ -21,15 +21,15 @@ from torchweld.cli.main import run
 from torchweld.core.not_measured import NotMeasured
 from torchweld.findings import combined_bound, diagnose, welding_bound
 from torchweld.history import History
-from torchweld.profiles.accounting.account import account
 from torchweld.profiles.accounting.profile_diff import diff
-from torchweld.profiles.doubts import DOUBTFUL, doubt
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
+from torchweld.profiles.profile_doubts import DOUBTFUL, doubt
 from torchweld.profiles.recording import core_waiting, live_profile, loop_profile
 from torchweld.profiles.recording.core_waiting import TOLERATED, CoreWaiting
 from torchweld.profiles.recording.profiler_overhead import Round, calmest
 from torchweld.report import View, diff_sections, profile_text
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 
 WHY = NotMeasured("steps took 228 ms without the profiler, and 39.4 ms with it")
 

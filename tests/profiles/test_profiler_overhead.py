@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchweld.profiles.attributing.attribution import Costs
-from torchweld.profiles.events import MODULE, OP, STEP, Event, Recording
+from torchweld.profiles.recorded_events import MODULE, OP, STEP, Event, Recording
 from torchweld.profiles.recording.profiler_overhead import (
     MOST_FACTOR,
     USUAL_FACTOR,

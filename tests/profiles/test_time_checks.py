@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from torchweld.profiles.attributing.attribution import Costs
-from torchweld.profiles.events import MODULE, OP, STEP, Event, Recording
 from torchweld.profiles.profile import TimeCheck
+from torchweld.profiles.recorded_events import MODULE, OP, STEP, Event, Recording
 from torchweld.profiles.recording.profiler_overhead import Round
 from torchweld.profiles.recording.time_checks import (
     around_us,

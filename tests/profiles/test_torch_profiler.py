@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import torchweld
 from torchweld.core.errors import NotMeasuredError
 from torchweld.profiles.attributing.attribution import signature
-from torchweld.profiles.events import MODULE, OP, STEP, Event, Recording, within
 from torchweld.profiles.expecting.expectation import ExpectationError, expect
-from torchweld.profiles.recording.instrument import instrumented
+from torchweld.profiles.recorded_events import MODULE, OP, STEP, Event, Recording, within
+from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.torch_profiler import Recorder, annotated, record
 
 PACKAGE = Path(torchweld.__file__).parent

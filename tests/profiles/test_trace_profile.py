@@ -15,9 +15,9 @@ from tests.support.made_traces import BACKWARD, HOST, TRACES, MadeTrace, names
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from torchweld.profiles.events import MODULE, OP, STEP
 from torchweld.profiles.profile import Profile
-from torchweld.profiles.recording.instrument import instrumented
+from torchweld.profiles.recorded_events import MODULE, OP, STEP
+from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.trace_profile import read_trace
 from torchweld.profiles.traces.trace_events import read_recording
 

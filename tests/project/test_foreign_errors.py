@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import torchweld as tw
 from torchweld.core.errors import OutOfMemoryError, RefusedError
-from torchweld.core.interrupts import is_interrupt, is_no_memory
+from torchweld.core.passing_exceptions import is_interrupt, is_no_memory
 from torchweld.welds.swapping.swap import stats
 
 compiled = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")

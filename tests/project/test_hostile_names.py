@@ -17,19 +17,19 @@ from torch import nn
 import torchweld as tw
 from torchweld import report
 from torchweld.cli.main import run
-from torchweld.cli.screen import put, screen
+from torchweld.cli.screen_output import put, screen
 from torchweld.core.errors import TorchweldError, UnsupportedError
-from torchweld.core.texts import clean, clean_lines
+from torchweld.core.safe_text import clean, clean_lines
 from torchweld.findings import diagnose
-from torchweld.gates.outcome import CounterChange, LostBlock, Outcome, TimeVerdict
+from torchweld.gates.gate_outcome import CounterChange, LostBlock, Outcome, TimeVerdict
 from torchweld.history import History
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import apply, plan
-from torchweld.profiles.accounting.account import account
 from torchweld.profiles.accounting.profile_diff import diff
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.recording.live_profile import profile
 from torchweld.report.gate_text import outcome_lines
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 from torchweld.welds.finding.find import find
 
 EVIL = "a\x1b[2Jb\r\n\x9b31m\u202e\u2066\x07\u2028c"

@@ -45,7 +45,15 @@ SUBROOMS = {
     "plans": (
         *("earlier_plans", "plan", "known_speeds", "measurement_cache", "plan_options"),
         *("block_calls", "alike_blocks", "time_budget"),
-        *("choice_verifying", "choice_timing", "tuning", "flops_share", "ceiling", "whole_model"),
+        *(
+            "choice_verifying",
+            "choice_timing",
+            "kernel_choice",
+            "group_tuning",
+            "flops_share",
+            "speed_ceiling",
+            "whole_model",
+        ),
         *("plan_fitting", "planner"),
     ),
     "welds": ("cloning", "tracing", "recognising", "guarding", "finding", "swapping"),
@@ -150,8 +158,8 @@ def test_the_table_of_rooms_has_no_circle() -> None:
         ({"plans/a.py": "from torchweld import FusedMLP"}, "through the front door"),
         ({"extra.py": ""}, "lies in no room"),
         ({"welds/tracing/a.py": "from torchweld.welds.finding import find"}, "in the order"),
-        ({"welds/marks.py": "from torchweld.welds.swapping import swap"}, "in the order"),
-        ({"plans/tuning.py": "from torchweld.plans.planner import plan"}, "in the order"),
+        ({"welds/weld_marks.py": "from torchweld.welds.swapping import swap"}, "in the order"),
+        ({"plans/kernel_choice.py": "from torchweld.plans.planner import plan"}, "in the order"),
     ],
 )
 def test_the_walk_sees_each_kind_of_misplaced_import(

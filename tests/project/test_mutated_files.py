@@ -27,22 +27,22 @@ from torchweld import report
 from torchweld.bench import Bench
 from torchweld.bench.bench_results import Latency
 from torchweld.bench.bench_summary import summarise
-from torchweld.cli.recordings import load_recorded
+from torchweld.cli.recorded_files import load_recorded
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import parse_json, read_whole
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
-from torchweld.core.speeds import Speed
 from torchweld.findings import diagnose
 from torchweld.machine.measured_peaks import KeptPeaks
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, table_text
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import apply, plan
-from torchweld.profiles.accounting.account import account
 from torchweld.profiles.accounting.profile_diff import Diff, diff
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Allocation, Compilation, Memory, Profile, TimeCheck
 from torchweld.report.bench_text import bench_head, bench_sections
-from torchweld.report.style import to_text
+from torchweld.report.text_style import to_text
 from torchweld.timing import Comparison
 from torchweld.welds.swapping.swap import undo
 

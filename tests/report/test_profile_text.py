@@ -15,18 +15,18 @@ from tests.support.measured import measured
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.figures import duration, figure, share
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
+from torchweld.core.number_text import duration, figure, share
+from torchweld.core.safe_text import clean
 from torchweld.findings import Finding, diagnose, welding_bound
-from torchweld.profiles.accounting.account import Split, account, roofline
+from torchweld.profiles.accounting.time_account import Split, account, roofline
 from torchweld.profiles.profile import Allocation, Memory, Profile, TimeCheck, Timing
 from torchweld.profiles.recording.profile_building import describe
 from torchweld.report import View, profile_sections, profile_text
 from torchweld.report.module_tree import MOST_ROWS, Tree, label, merged_path
 from torchweld.report.profile_sections import findings_section
 from torchweld.report.profile_verdict import PARTS, bar
-from torchweld.report.style import bar_cells, cut, to_text
+from torchweld.report.text_style import bar_cells, cut, to_text
 
 
 def text_of(profile: Profile, findings: Any = None, **view: Any) -> str:

@@ -7,7 +7,7 @@ from tests.support.made_profiles import Builder, tensor
 from torchweld.findings import Finding, diagnose
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.fusible_ops import blocks_of, linears_of, runs_of
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Phase, Profile, Tensor
 
 # With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.

@@ -15,7 +15,7 @@ from torchweld import ops
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.blocks import GATES, LayerForm, format_spec
 from torchweld.machine.cpu_identity import identify
-from torchweld.numerics.rule import Judgement
+from torchweld.numerics.numerical_rule import Judgement
 
 ISAS = (
     [name for name, (built, supported) in ops.compiled.isas().items() if built and supported]

@@ -22,7 +22,7 @@ from tests.support.measured import measured
 
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.measured_peaks import FmaPeak, Peaks, ReadPeak
-from torchweld.profiles.accounting.account import Split
+from torchweld.profiles.accounting.time_account import Split
 from torchweld.profiles.profile import (
     About,
     Device,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweld.welds.marks import KEY, PLAN_KEY
+from torchweld.welds.weld_marks import KEY, PLAN_KEY
 
 
 class Stateful(nn.Module):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from tests.support.helpers import fixed
 from torch import Tensor, nn
 
-from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block
 from torchweld.welds.swapping.swap import weld
+from torchweld.welds.weld_decisions import Choice, Decision
 
 K, H, N = 31, 48, 16
 X = fixed(5, K)

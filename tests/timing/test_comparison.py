@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from torchweld.core.errors import TorchweldError
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.timing import Comparison
 
 

@@ -15,7 +15,7 @@ from tests.support.module_zoo import H, K, N
 from torch import Tensor, nn
 
 from torchweld.core.blocks import parse_spec
-from torchweld.core.inputs import Inputs
+from torchweld.core.model_inputs import Inputs
 from torchweld.models import MODELS
 from torchweld.models.bert import BertConfig
 from torchweld.models.dlrm import DlrmConfig

@@ -18,13 +18,13 @@ from tests.support.module_zoo import H, K, N
 from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Inputs, record
+from torchweld.core.model_inputs import Inputs, record
 from torchweld.core.records import from_plain, to_plain
-from torchweld.welds.finding.confirming import disagreement
+from torchweld.welds.finding.block_rereading import reread
 from torchweld.welds.finding.find import find
-from torchweld.welds.finding.rereading import reread
+from torchweld.welds.finding.numeric_confirmation import disagreement
 from torchweld.welds.found_blocks import Block, Call, Refusal
-from torchweld.welds.guarding.validity import read_chain
+from torchweld.welds.guarding.block_validity import read_chain
 from torchweld.welds.tracing import call_recording
 from torchweld.welds.tracing.forward_trace import trace
 from torchweld.welds.tracing.graph_reading import read

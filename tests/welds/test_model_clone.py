@@ -21,9 +21,9 @@ import torchweld as tw
 from torchweld.core.errors import CannotCloneError
 from torchweld.models import MODELS
 from torchweld.welds.cloning.model_clone import Clone, structural_clone
-from torchweld.welds.marks import plain_class
 from torchweld.welds.swapping.swap import welded_paths
 from torchweld.welds.swapping.welded_class import welded_class
+from torchweld.welds.weld_marks import plain_class
 
 
 def live_modules_behind(clone: Clone) -> list[str]:

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 import torchweld as tw
 from torchweld.core.errors import TorchweldError
-from torchweld.core.untold import untold
-from torchweld.welds.decisions import Decision
+from torchweld.core.muted_warnings import untold
 from torchweld.welds.swapping import original_code
 from torchweld.welds.swapping.swap import disabled, reweld, stats, undo, weld
+from torchweld.welds.weld_decisions import Decision
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),

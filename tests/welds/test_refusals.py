@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import torchweld as tw
-from torchweld.core.inputs import Inputs
+from torchweld.core.model_inputs import Inputs
 from torchweld.welds.finding.find import find
 from torchweld.welds.found_blocks import Blocks, Refusal
 

@@ -33,8 +33,7 @@ from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import kernel_build
-from torchweld.numerics.rule import check_block
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.numerics.numerical_rule import check_block
 from torchweld.welds.found_blocks import Call
 from torchweld.welds.swapping.swap import (
     decisions_of,
@@ -45,6 +44,7 @@ from torchweld.welds.swapping.swap import (
     welded_paths,
     why_not,
 )
+from torchweld.welds.weld_decisions import Choice, Decision
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),

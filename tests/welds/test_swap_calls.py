@@ -31,9 +31,9 @@ from torch import Tensor, nn
 import torchweld as tw
 from torchweld import ops
 from torchweld.core.errors import TorchweldError
-from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.swapping.call_stats import Stats
 from torchweld.welds.swapping.swap import check_calls, disabled, is_welded, stats, undo, weld
+from torchweld.welds.weld_decisions import Choice, Decision
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
@@ -89,7 +89,7 @@ OFF = """
 import torch
 from torch import nn
 from torchweld import ops
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.welds.weld_decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block
 from torchweld.welds.swapping.swap import is_welded, stats, undo, weld
 block = Block(path="", kind="Linear", form="identity/b", tensors=("weight", "bias"), covers=(),

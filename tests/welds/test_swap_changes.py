@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from torchweld.core.errors import TorchweldError
-from torchweld.welds.decisions import Choice
 from torchweld.welds.swapping.swap import stats, undo, weld
+from torchweld.welds.weld_decisions import Choice
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),

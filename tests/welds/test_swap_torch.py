@@ -40,8 +40,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torchweld as tw
 from torchweld import ops, repack
-from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.swapping.swap import disabled, is_welded, stats, undo, weld, welded_paths
+from torchweld.welds.weld_decisions import Choice, Decision
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
 

@@ -6,12 +6,12 @@ them, saves to JSON and loads again, and `summarise` says what they come to. No 
 `runtimes` what they are.
 """
 
+from torchweld.bench.bench_cases import Case, MlpShape
+from torchweld.bench.bench_participants import plan, plan_model
 from torchweld.bench.bench_results import Bench, Cell, Cost, Latency, OutputCheck, Result
 from torchweld.bench.bench_summary import Summary, maps, summarise
 from torchweld.bench.block_bench import measure
-from torchweld.bench.cases import Case, MlpShape
 from torchweld.bench.model_bench import measure_model
-from torchweld.bench.participants import plan, plan_model
 
 __all__ = [
     "Bench",

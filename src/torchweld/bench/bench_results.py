@@ -1,8 +1,8 @@
 """What a bench found: dataclasses that save to JSON and load again.
 
-A figure that nobody could measure is a `NotMeasured` with its reason; None stands where a figure
-does not apply, or was not asked for. A part is never larger than its whole: what the machine's
-moods made so is not measured.
+A figure that could not be measured is a `NotMeasured` with its reason. None stands where a figure
+does not apply, or was not asked for. A part is never larger than its whole: if noise made it so,
+the part counts as not measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from torchweld.bench.cases import Case
+from torchweld.bench.bench_cases import Case
 from torchweld.bench.earlier_benches import UPGRADES
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Amount, Bounds, Count, Length
@@ -23,13 +23,15 @@ from torchweld.machine.measured_peaks import TOLERATED_EXCESS, Peaks
 from torchweld.timing import Comparison
 
 PERCENTILES = (50, 95, 99)
-# So many calls have to lie beyond a percentile for it to be one.
+# A percentile needs at least so many calls beyond it.
 CALLS_BEYOND = 5
 TOO_LOW = (
     "the call took less than the least time by this machine's kept peaks, so these are too low; "
     "torchweld info --measure renews them"
 )
-# Of a call, which always takes some.
+# Why there is no ratio of errors.
+EXACT, NOT_FINITE = "eager's own error is 0", "the output is not finite"
+# The time of a call is never zero.
 Time = Annotated[float, Bounds(1 / MOST_FLOAT)]
 
 
@@ -40,7 +42,7 @@ def told(value: float, why: str) -> float | NotMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputCheck:
-    """The numerical rule on one output, ratios being to what it allows.
+    """The numerical rule on one output; ratios are to what the rule allows.
 
     `error_ratio`: the largest error to eager's largest; not measured where eager is exact. None is
     measured where an output is not finite.
@@ -55,7 +57,7 @@ class OutputCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a call costs beside its time; None where that cannot be told.
+    """What a call costs besides its time; None where that is unknown.
 
     ops, buffers: what it dispatches and allocates; None too where an op leaves the work to torch
     host_us:      Python, dispatch and allocation: the same call with nothing to compute; of a whole
@@ -118,7 +120,7 @@ class Result:
 
     @property
     def why_not(self) -> str:
-        """Why there is no verdict; of one that has one, why it is that."""
+        """Why there is no verdict, or the reason of the verdict that there is."""
         if self.comparison is not None:
             return self.comparison.reason
         return self.us.reason if isinstance(self.us, NotMeasured) else "it was not compared"
@@ -207,7 +209,7 @@ class Bench(SavedRecord):
         return ("eager", *self.against, *reversed(self.backends))
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """What is wrong with a record that was read from a file."""
         for i, cell in enumerate(self.cells):
             there = [result.name for result in cell.results]
             if sorted(there) != sorted(self.names):
@@ -239,7 +241,7 @@ class Bench(SavedRecord):
         compute_us, memory_us = cell.flops / (1e3 * gflops), cell.moved_bytes / (1e3 * gbps)
         what = "compute" if compute_us >= memory_us else "memory"
         share = max(compute_us, memory_us) / us
-        # What a probe may exceed the peak by is within the error of both.
+        # A small excess is within the error of both, as for probes.
         return NotMeasured(TOO_LOW) if share > TOLERATED_EXCESS else (min(share, 1.0), what)
 
     def _gbps(self, peaks: Peaks, size: int, cold: bool) -> float | None:

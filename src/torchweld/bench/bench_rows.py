@@ -64,7 +64,7 @@ def _reasons(row: Mapping[str, Any], result: Result) -> str | None:
 
 
 def calls_per_s(cell: Cell, result: Result) -> float | NotMeasured | None:
-    """What several callers together finish; eager's is in the comparison of anybody.
+    """What several callers together finish. Eager's rate is in the comparison of any other side.
 
     None where there were none.
     """

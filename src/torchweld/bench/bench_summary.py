@@ -1,4 +1,4 @@
-"""What a bench comes to: means, the worst cell, and where fused wins, loses, or nobody can tell."""
+"""The summary of a bench: means, the worst cell, and where fused wins, loses, or is not judged."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from torchweld.bench.bench_cases import SHORT_DTYPES, MlpShape
 from torchweld.bench.bench_results import Bench, Cell, Result
-from torchweld.bench.cases import SHORT_DTYPES, MlpShape
+from torchweld.bench.relative_speeds import geometric_mean
 from torchweld.core.not_measured import NotMeasured
 
 Outcome = Literal["wins", "loses", "same", "unknown"]
-# So many times the seconds are the first thing to try where they did not suffice.
+# If the seconds did not suffice, so many times as many are the first thing to try.
 MORE = 4
 OUTCOMES: dict[str, Outcome] = {"faster": "wins", "slower": "loses", "same": "same"}
 
@@ -58,7 +59,7 @@ def summarise(bench: Bench) -> Summary:
         for cell, result in first
     }
     checks = [result.check for _, result in first if result.check is not None]
-    dtypes = dict.fromkeys(SHORT_DTYPES.get(cell.dtype, cell.dtype) for cell, _ in speedups)
+    dtypes = dict.fromkeys(_short(cell.dtype) for cell, _ in speedups)
     worst = min(speedups, key=lambda pair: pair[1], default=None)
     unmeasured = [(cell, result) for cell, result in first if _unmeasured(result)]
     why = "no cell was measured"
@@ -71,10 +72,9 @@ def summarise(bench: Bench) -> Summary:
         failed=tuple(_failures(bench)),
         unmeasured=tuple(f"{cell.name}: {result.why_not}" for cell, result in unmeasured),
         refused=_refusals(bench),
-        mean=_mean([ratio for _, ratio in speedups]) if speedups else NotMeasured(why),
+        mean=geometric_mean(ratio for _, ratio in speedups) if speedups else NotMeasured(why),
         means={
-            d: _mean([r for cell, r in speedups if SHORT_DTYPES.get(cell.dtype, cell.dtype) == d])
-            for d in dtypes
+            d: geometric_mean(r for cell, r in speedups if _short(cell.dtype) == d) for d in dtypes
         },
         worst=NotMeasured(why) if worst is None else (worst[0].name, worst[1]),
         largest_error_ratio=_largest([check.error_ratio for check in checks]),
@@ -86,8 +86,12 @@ def summarise(bench: Bench) -> Summary:
     )
 
 
+def _short(dtype: str) -> str:
+    return SHORT_DTYPES.get(dtype, dtype)
+
+
 def _failures(bench: Bench) -> Iterator[str]:
-    """Of ours alone: a peer that is wrong is left out, and is nobody's failure here."""
+    """Only of our backends: a peer with wrong outputs is left out, and is not our failure."""
     for cell in bench.cells:
         for result in cell.results:
             check = result.check
@@ -113,20 +117,16 @@ def _unmeasured(result: Result) -> bool:
 
 
 def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
-    """What to add to the command, where rounds were timed and did not tell."""
+    """What to add to the command if rounds were timed but gave no verdict."""
     compared = [result.comparison for result in unmeasured if result.comparison is not None]
     if not compared:
         return None
     asked = [one.wanted_s for one in compared if one.wanted_s is not None]
     seconds = f"--seconds {max([math.ceil(MORE * bench.seconds), *asked])}"
-    # A team waits for its last thread, so that each thread more is one more to be disturbed.
+    # A team waits for its last thread, so every further thread is one more that can be disturbed.
     if bench.threads > 1 and any(one.discarded > one.rounds for one in compared):
         return f"{seconds}, or OMP_NUM_THREADS=1 before the command,"
     return seconds
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
 
 
 def _largest(values: Sequence[float | NotMeasured]) -> float | NotMeasured:
@@ -173,7 +173,7 @@ class Map:
 def maps(bench: Bench) -> list[Map]:
     """One for each kind and dtype that has two numbers of rows and two widths, or more.
 
-    Cells with names of their own are a list, and no grid.
+    Cells with labels are a list, not a grid.
     """
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in bench.cells:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchweld.bench.cases import SEED, MlpShape
+from torchweld.bench.bench_cases import SEED, MlpShape
 from torchweld.bench.eager_block import tensors_of
-from torchweld.numerics.rule import Judgement, judge, scales_of
+from torchweld.numerics.numerical_rule import Judgement, judge, scales_of
 from torchweld.ops.backends import reference_backend
 
 # Of a larger x, as many rows are judged, evenly spread, first and last among them: the reference in
@@ -22,7 +22,7 @@ JUDGED_ROWS = 64
 class BlockTruth:
     """Outputs in fp64, and the scale of their sums, for the rows that are judged.
 
-    `picked` are those rows' numbers; None: all, and fewer rows are the first of them.
+    `picked` are those rows' numbers; None: all.
     """
 
     outputs: Tensor
@@ -44,27 +44,16 @@ class BlockTruth:
         (scale,) = scales_of(x, tensors, mlp.forms).outputs
         return cls(outputs=outputs, scale=scale, picked=picked)
 
-    def judge(self, output: Tensor, eager: Tensor | None) -> Judgement:
-        """By the numerical rule. Eager itself is judged beside the truth, rounded."""
-        expected, scale = self._own(self.outputs, output), self._own(self.scale, output)
-        output = self._judged(output)
-        beside = expected.to(output.dtype) if eager is None else self._judged(eager)
-        return judge(output, beside, expected, scale)
+    def judge(self, output: Tensor, eager: Tensor) -> Judgement:
+        """By the numerical rule."""
+        return judge(self._judged(output), self._judged(eager), self.outputs, self.scale)
 
     def largest_error(self, output: Tensor) -> float:
         """The largest distance from the truth."""
-        expected, output = self._own(self.outputs, output), self._judged(output)
-        if output.shape != expected.shape:
+        output = self._judged(output)
+        if output.shape != self.outputs.shape:
             return math.inf
-        return float((output.double() - expected).abs().max().nan_to_num(nan=math.inf))
-
-    def error(self, output: Tensor) -> float:
-        """The largest error over the rms of the outputs."""
-        rms = float(self._own(self.outputs, output).square().mean().sqrt())
-        return self.largest_error(output) / rms
-
-    def _own(self, values: Tensor, output: Tensor) -> Tensor:
-        return values[: len(output)] if self.picked is None else values
+        return float((output.double() - self.outputs).abs().max().nan_to_num(nan=math.inf))
 
     def _judged(self, output: Tensor) -> Tensor:
         return output if self.picked is None else output[self.picked]

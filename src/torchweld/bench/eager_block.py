@@ -1,43 +1,86 @@
-"""A block in eager, as users write it, on the weights that every process draws from the seed."""
+"""A block as its users write it in eager, on the weights that every process draws from the seed.
+
+`BlockSource` makes it for whichever runtime asks. K in, N out.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchweld.bench.cases import SEED, MlpShape
+from torchweld.bench.bench_cases import SEED, MlpShape
 from torchweld.core.activations import ACTIVATIONS, parse_activation
 from torchweld.core.errors import TorchweldError
+from torchweld.core.model_inputs import Inputs, Workload
+from torchweld.models.targets import Target
 
-# What people call where the table of activations has a shorter way.
+# What people call, where the table of activations has a faster function.
 AS_WRITTEN: dict[str, Callable[..., Tensor]] = {"relu": F.relu}
 
 
-class EagerBlock(nn.Module):
-    """nn.Linear and the activation, nothing else."""
+class Conv1D(nn.Module):
+    """A Linear whose weight is [in, out], as transformers has it."""
 
-    def __init__(self, mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> None:
+    def __init__(self, weight_KN: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.gated = mlp.gated
-        self.activation = activation_of(mlp)
-        self.linears = nn.ModuleList(linears_of(mlp, dtype, seed))
+        self.nf = weight_KN.shape[1]
+        self.weight, self.bias = nn.Parameter(weight_KN), nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor
-        if self.gated:
-            gate, up, down = self.linears
-            y = down(self.activation(gate(x)) * up(x))
-            return y
-        *hidden, last = self.linears
-        for linear in hidden:
-            x = self.activation(linear(x))
-        y = last(x)
+        size_out = (*x.size()[:-1], self.nf)
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size_out)
+
+
+class FunctionModule(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, up: nn.Module, down: nn.Module, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.down, self.act = up, down, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(self.act(self.up(x)))
         return y
+
+
+class GatedLayers(TwoLayers):
+    def __init__(self, gate: nn.Module, *others: Any) -> None:
+        super().__init__(*others)
+        self.gate = gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(self.act(self.gate(x)) * self.up(x))
+        return y
+
+
+def eager_block(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> nn.Module:
+    """Nothing in it that a model would not have."""
+    layers = _layers(mlp, dtype, seed)
+    act = activation_of(mlp)
+    if mlp.gated:
+        gate, up, down = layers
+        return GatedLayers(gate, up, down, act)
+    if len(layers) == 1:
+        return layers[0]
+    if len(layers) == 2:
+        return TwoLayers(layers[0], layers[1], act)
+    *hidden, last = layers
+    return nn.Sequential(*chain.from_iterable((one, FunctionModule(act)) for one in hidden), last)
 
 
 def activation_of(mlp: MlpShape) -> Callable[[Tensor], Tensor]:
@@ -46,34 +89,69 @@ def activation_of(mlp: MlpShape) -> Callable[[Tensor], Tensor]:
     return (lambda z: function(z, *parameters)) if parameters else function
 
 
+# All sides in this process get the same objects if they ask for the same block in turn.
 @functools.lru_cache(maxsize=1)
-def _linears(mlp: MlpShape, dtype: torch.dtype, seed: int) -> tuple[nn.Linear, ...]:
-    result = []
+def _layers(mlp: MlpShape, dtype: torch.dtype, seed: int) -> tuple[nn.Linear | Conv1D, ...]:
+    found: list[nn.Linear | Conv1D] = []
     for own in mlp.linears(seed):
         N, K = own.weight.shape
-        linear = nn.Linear(K, N, bias=own.bias is not None, device="meta", dtype=dtype)
-        linear.weight = nn.Parameter(torch.from_numpy(own.weight).to(dtype))
-        if own.bias is not None:
-            linear.bias = nn.Parameter(torch.from_numpy(own.bias).to(dtype))
-        result.append(linear)
-    return tuple(result)
+        weight = torch.from_numpy(own.weight).to(dtype)
+        bias = None if own.bias is None else torch.from_numpy(own.bias).to(dtype)
+        if mlp.transposed:
+            assert bias is not None, mlp
+            found.append(Conv1D(weight.t().contiguous(), bias))
+            continue
+        linear = nn.Linear(K, N, bias=bias is not None, device="meta", dtype=dtype)
+        linear.weight = nn.Parameter(weight)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias)
+        found.append(linear)
+    return tuple(found)
 
 
 def linears_of(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> list[nn.Linear]:
-    """The same objects for everybody in this process who asks for the same block in turn."""
-    if mlp.transposed:
+    """The Linears of `eager_block`, which is made of the same objects."""
+    found = [layer for layer in _layers(mlp, dtype, seed) if isinstance(layer, nn.Linear)]
+    if not found:
         raise TorchweldError(
             f"{mlp.name} keeps its weights as [in, out], and is measured by bench --table alone"
         )
-    return list(_linears(mlp, dtype, seed))
+    return found
 
 
 def tensors_of(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> list[Tensor]:
     """Weights and biases in the order in which the ops take them."""
-    linears = _linears(replace(mlp, transposed=False), dtype, seed)
-    return [
-        tensor
-        for linear in linears
-        for tensor in (linear.weight.t() if mlp.transposed else linear.weight, linear.bias)
-        if tensor is not None
-    ]
+    both = chain.from_iterable((one.weight, one.bias) for one in _layers(mlp, dtype, seed))
+    return [tensor for tensor in both if tensor is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSource:
+    """A block by its shape; `make` gives the same weights in any process."""
+
+    mlp: MlpShape
+    dtype: str = "float32"
+    seed: int = SEED
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        return linears_of(self.mlp, self.torch_dtype, self.seed)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return tensors_of(self.mlp, self.torch_dtype, self.seed)
+
+    def make(self) -> Target:
+        model = eager_block(self.mlp, self.torch_dtype, self.seed).eval()
+        return Target(name=self.mlp.name, model=model, workloads=())
+
+    def workload(self, made: Target, *lead: int) -> Workload:
+        """x of the shape [*lead, K]; without rows, there is nothing to compute."""
+        values = torch.from_numpy(self.mlp.inputs(prod(lead), self.seed + 1))
+        inputs = Inputs(values.to(self.torch_dtype).view(*lead, self.mlp.sizes[0]))
+        return Workload(name="×".join(map(str, lead)), run=inputs.call, inputs=inputs)

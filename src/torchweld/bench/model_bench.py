@@ -1,4 +1,4 @@
-"""Running a bench of a whole model: eager against welded and against peers, a cell a workload."""
+"""Running a bench of a whole model: eager against welded and peers, one cell per workload."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchweld.bench.bench_results import Bench, Cell, OutputCheck, Result, told
-from torchweld.bench.block_bench import EXACT, NOT_FINITE, timed
-from torchweld.bench.model_sources import Source
-from torchweld.bench.participants import FLOAT32_ONLY, OWN_MODEL
-from torchweld.bench.stages import AnyStage, open_stage
-from torchweld.bench.worker_processes import MODEL_RUNTIMES, WorkerError
+from torchweld.bench.bench_results import EXACT, NOT_FINITE, Bench, Cell, OutputCheck, told
+from torchweld.bench.bench_stages import Stage, open_stage
+from torchweld.bench.cell_bench import Outputs, measured_cell
+from torchweld.bench.model_sources import ModelSource
+from torchweld.bench.runtimes.runtime_names import OWN_MODEL, RUNTIMES
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.numerics.model_check import ModelTruth, TensorCheck, compare_results
 
-# A foreign runtime that is further off than this many times eager's error computes something else.
+# A foreign runtime whose error exceeds eager's by more than this factor computes something else.
 MOST_ERROR = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What is known once a model is there: what it is run on, and what a reader has to know."""
+    """What is known once a model is loaded: its workloads, and notes for the reader.
+
+    `plan` is what the welded model reports about itself.
+    """
 
     workloads: tuple[str, ...]
     notes: tuple[str, ...]
+    plan: dict[str, Any]
 
 
 def measure_model(
-    bench: Bench, source: Source, latency: bool = False
+    bench: Bench, source: ModelSource, latency: bool = False
 ) -> Iterator[LoadedModel | Cell]:
     """First what was loaded, then the cells, each as soon as it is done."""
-    with open_stage(bench.names, bench.threads, MODEL_RUNTIMES) as stage:
+    with open_stage(bench.names, bench.threads) as stage:
         missing = stage.start(bench.names)
         if "eager" in missing:
             raise TorchweldError(missing["eager"])
@@ -54,12 +58,13 @@ def measure_model(
                 missing[name] = str(error)
         details = stage.ask(OWN_MODEL, "details")
         notes.append(f"plan: {details['sentence']}")
-        yield LoadedModel(workloads=tuple(about["workloads"]), notes=tuple(notes))
-        for number, name in enumerate(about["workloads"]):
+        workloads = tuple(about["workloads"])
+        yield LoadedModel(workloads=workloads, notes=tuple(notes), plan=details)
+        for number, name in enumerate(workloads):
             yield _cell(stage, bench, missing, number, name, latency)
 
 
-def _load(stage: AnyStage, name: str, source: Source, weights: str) -> None:
+def _load(stage: Stage, name: str, source: ModelSource, weights: str) -> None:
     """Loads a side, which has to have the weights that eager has."""
     stage.ask(name, "load", source)
     if stage.ask(name, "about")["weights"] != weights:
@@ -70,48 +75,33 @@ def _load(stage: AnyStage, name: str, source: Source, weights: str) -> None:
 
 
 def _cell(
-    stage: AnyStage,
+    stage: Stage,
     bench: Bench,
     missing: Mapping[str, str],
     number: int,
     workload: str,
     latency: bool,
 ) -> Cell:
-    outputs: dict[str, list[Any]] = {}
-    results = {name: Result(name=name) for name in bench.names}
-    outputs["eager"] = stage.ask("eager", "prepare", number)
+    eager = stage.ask("eager", "prepare", number)
     work = stage.ask("eager", "work")
-    for name in bench.names[1:]:
-        reason = missing.get(name, "")
-        if name in FLOAT32_ONLY and work["dtype"] != "float32":
-            reason = reason or "it is measured in float32 only"
-        try:
-            if not reason:
-                outputs[name] = stage.ask(name, "prepare", number)
-        except WorkerError as error:
-            reason = str(error)
-        if reason:
-            results[name] = results[name].left_out(reason)
-    judge = _Judge(stage.ask("eager", "truth"), outputs["eager"])
-    for name in bench.names[1:]:
-        if name in outputs:
-            results[name] = judge.checked(results[name], outputs[name])
-    results = timed(stage, bench, results, latency)
-    return Cell(
-        name=workload,
-        case=None,
-        dtype=work["dtype"],
-        flops=work["flops"],
-        moved_bytes=work["moved_bytes"],
-        weight_bytes=work["weight_bytes"],
-        results=tuple(results.values()),
+    return measured_cell(
+        stage,
+        bench,
+        Cell(name=workload, case=None, results=(), **work),
+        reasons={
+            name: missing.get(name) or RUNTIMES[name]().why_not(work["dtype"])
+            for name in bench.names
+        },
+        prepare=lambda name: eager if name == "eager" else stage.ask(name, "prepare", number),
+        judge_of=lambda outputs: _ModelJudge(stage.ask("eager", "truth"), outputs),
+        latency=latency,
     )
 
 
-class _Judge:
+class _ModelJudge:
     """Outputs held against the model in float64: ours by the rule, others within a factor."""
 
-    def __init__(self, truth: Mapping[str, Any], eager: list[Any]) -> None:
+    def __init__(self, truth: Mapping[str, Any], eager: Outputs) -> None:
         self._dtypes = {name: getattr(torch, dtype) for name, dtype in truth["dtypes"].items()}
         self._depth = int(truth["depth"])
         self._expected = self._tensors(eager)
@@ -125,7 +115,7 @@ class _Judge:
             why_not_exact=truth["why_not_exact"],
         )
 
-    def _tensors(self, arrays: list[Any]) -> dict[str, Tensor]:
+    def _tensors(self, arrays: Outputs) -> dict[str, Tensor]:
         found = {}
         for i, array in enumerate(arrays):
             name = f"output {i}"
@@ -133,14 +123,13 @@ class _Judge:
             found[name] = tensor.to(self._dtypes.get(name, tensor.dtype))
         return found
 
-    def checked(self, result: Result, arrays: list[Any]) -> Result:
+    def __call__(self, name: str, arrays: Outputs) -> OutputCheck:
         compared = compare_results(self._tensors(arrays), self._expected, self._truth, self._depth)
         check = _check(compared)
         ratio = check.error_ratio
         close = not isinstance(ratio, NotMeasured) and ratio <= MOST_ERROR
-        if check.ok or (close and result.name != OWN_MODEL):
-            return replace(result, check=replace(check, ok=True, reason=None))
-        return replace(result, check=check).left_out(f"wrong: {check.reason}")
+        foreign = close and name != OWN_MODEL
+        return replace(check, ok=True, reason=None) if check.ok or foreign else check
 
 
 def _check(compared: list[TensorCheck]) -> OutputCheck:

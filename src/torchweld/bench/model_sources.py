@@ -1,4 +1,4 @@
-"""Where whole models come from: small records that make the same model in whatever process."""
+"""Where whole models come from: small records that make the same model in any process."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ import random
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.inputs import Inputs, as_workloads
+from torchweld.core.model_inputs import Inputs, Workload, as_workloads
 from torchweld.models import MODELS
 from torchweld.models.targets import Target, resolve
 
 
-class Source(Protocol):
-    """Hashable, and the same in every process.
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A whole model; `make` gives the same one in any process.
 
-    plan:        a file with the plan to apply; None: one is made, in about `tuning_s` seconds, with
-                 times of earlier plans where `remember` says so
-    kept_folder: where the exported model is kept for whoever needs it next; None: it is not
+    plan:     a file with the plan to apply; None: one is made
+    tuning_s: how long that may take, about; None: a plan's default
+    remember: times of earlier plans may be used for it
     """
 
-    def __hash__(self) -> int: ...
+    plan: str | None = None
+    tuning_s: float | None = None
+    remember: bool = True
+
+    def make(self) -> Target:
+        raise NotImplementedError
+
+    def workload(self, made: Target, number: int = 0) -> Workload:
+        return made.workloads[number]
+
     @property
-    def plan(self) -> str | None: ...
-    @property
-    def tuning_s(self) -> float | None: ...
-    @property
-    def remember(self) -> bool: ...
-    @property
-    def kept_folder(self) -> Path | None: ...
-    def make(self) -> Target: ...
+    def onnx_folder(self) -> Path | None:
+        """Where the exported model is kept for whoever needs it next; None: it is not."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetSource:
+class TargetSource(ModelSource):
     """A TARGET and its `--input`s. Random numbers are seeded before its code runs."""
 
     target: str | None
     inputs: tuple[str, ...] = ()
     seed: int = 0
-    plan: str | None = None
-    tuning_s: float | None = None
-    remember: bool = True
     kept_folder: Path | None = None
 
     def make(self) -> Target:
@@ -55,6 +56,10 @@ class TargetSource:
         np.random.seed(self.seed)
         torch.manual_seed(self.seed)
         return resolve(self.target, self.inputs, seed=self.seed)
+
+    @property
+    def onnx_folder(self) -> Path | None:
+        return self.kept_folder
 
 
 class OneOutput(nn.Module):
@@ -74,19 +79,18 @@ class OneOutput(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sized:
+class SizedSource(ModelSource):
     """A built-in model, or one of transformers without a cache, on a batch of so many tokens."""
 
     target: str
     dtype: str
     batch: int
     tokens: int
-    plan: str | None = None
     tuning_s: float | None = 60.0  # by default a plan has 48
     remember: bool = False
 
     @property
-    def kept_folder(self) -> Path:
+    def onnx_folder(self) -> Path:
         """Exporting takes a minute, and the model never changes."""
         name = f"{self.target.replace(':', '_')}-{self.batch}x{self.tokens}"
         return Path(tempfile.gettempdir()) / f"torchweld-onnx-{os.getuid()}" / name
@@ -95,9 +99,9 @@ class Sized:
         generator = torch.Generator().manual_seed(0)
         shape = (self.batch, self.tokens)
         if self.target.startswith("hf:"):
-            from torchweld.models import hf
+            from torchweld.models import transformers_models
 
-            model = hf.build(self.target.removeprefix("hf:")).model
+            model = transformers_models.build(self.target.removeprefix("hf:")).model
             x = torch.randint(0, 1000, shape, generator=generator)
         else:
             model = MODELS[self.target].build()[0]

@@ -13,16 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+from torchweld.bench.bench_cases import Case, MlpShape, itemsize
+from torchweld.bench.bench_grid import parse_dtype, parse_rows
 from torchweld.bench.bench_results import Bench, Result
-from torchweld.bench.cases import Case, MlpShape, itemsize
-from torchweld.bench.grid import parse_dtype, parse_rows
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.ops.backends import BACKENDS
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, Way
 
-# The module that has the sides, by the names of our backends and the way that each is.
-RUNTIMES = "torchweld.bench.table_runtimes"
+# Our backend that tables are about, and its two ways by name.
 TABLED = next(backend.name for backend in BACKENDS if backend.abilities.in_speed_tables)
 WAYS: dict[str, Way] = {TABLED: "packed", f"{TABLED}:natural": "natural"}
 
@@ -31,14 +30,14 @@ MOST_COLD_ROWS = 16
 # More multiply-adds than this, times two, would take more than ten seconds for twenty rounds: eager
 # in 16 bits is slow on machines without instructions for it.
 MOST_FLOPS, MOST_FLOPS_16 = 10e9, 2.5e9
-# Of [out, in] and of [in, out] weights. What lies between two widths is known by both.
+# Of [out, in] and of [in, out] weights. Blocks between two widths are known by both.
 LINEAR_WIDTHS = (64, 256, 1024, 4096)
 MLP_WIDTHS = (64, 256, 768, 2048)  # K and N; the hidden layer is four times as wide
 TRANSPOSED_IN, TRANSPOSED_OUT, TRANSPOSED_MLP = (256, 1024), (256, 1024, 4096), (256, 768, 2048)
 HEADS = ((512, 16384), (1024, 65536))  # of language models
 CHAIN_WIDTHS, CHAIN_LAYERS = (16, 128, 1024), (3, 6)
 
-# What decides which instructions eager runs on, and the threads: part of the command.
+# These decide on eager's instructions and threads, so they are part of the command.
 ENVIRONMENT = (
     "TORCHWELD_ISA",
     "ATEN_CPU_CAPABILITY",
@@ -118,7 +117,7 @@ def held_problem(
     wanted = CAPABILITIES.get(isa)
     held = wanted is None or capability == wanted
     if isa == "avx2" and "avx512f" in flags:
-        # Nothing tells what oneDNN and MKL have chosen; on such a CPU they have to be told.
+        # oneDNN and MKL do not tell what they have chosen; on such a CPU they have to be told.
         held = held and all(environment.get(name) == text for name, text in HOLD_TO_AVX2.items())
     if held:
         return ""

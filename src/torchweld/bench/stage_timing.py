@@ -6,14 +6,14 @@ import random
 import time
 from collections.abc import Sequence
 
-from torchweld.bench.stages import AnyStage
+from torchweld.bench.bench_stages import Stage
 from torchweld.timing import Comparison, Side, compare
 
 MIN_ROUNDS = 20
 # A cell whose rounds would take longer is not measured; it says so, with the time it would need.
 MOST_CELL_S = 120.0
-# Windows of several callers: long against the start of the threads, short against the machine's
-# moods.
+# Windows of several callers: long compared with starting threads, short compared with drifts of the
+# machine.
 WINDOW_S = 0.02
 
 # Single calls: in turns that are long enough to be past the other side's caches, and short enough
@@ -64,9 +64,9 @@ def paired(
 
 
 class CallersSide:
-    """Several callers of what is prepared there; a call's time is that between two that finish."""
+    """Several callers of one side; a call's time is that between two calls that finish."""
 
-    def __init__(self, stage: AnyStage, name: str, callers: int) -> None:
+    def __init__(self, stage: Stage, name: str, callers: int) -> None:
         self._stage, self._name, self._callers = stage, name, callers
 
     def time(self, calls: int) -> float:
@@ -74,9 +74,9 @@ class CallersSide:
 
 
 def single_calls(
-    stage: AnyStage, names: Sequence[str], *, seconds: float, seed: int
+    stage: Stage, names: Sequence[str], *, seconds: float, seed: int
 ) -> dict[str, list[float]]:
-    """µs of single calls of each, in turns whose order is random; `seconds` for each of them."""
+    """µs of single calls of each, in turns of random order; `seconds` for each of them."""
     order = random.Random(seed)
     turns: dict[str, int] = {}
     for name in names:

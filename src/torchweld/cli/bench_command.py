@@ -12,25 +12,27 @@ from typing import Any
 import click
 
 from torchweld.bench import Bench, Case, plan, plan_model, summarise
+from torchweld.bench.bench_cases import SHORT_DTYPES
+from torchweld.bench.bench_goals import GoalVerdict
+from torchweld.bench.bench_grid import BLOCKS, USUAL_NAMES, cases_of, listed
+from torchweld.bench.bench_participants import machine_peaks
+from torchweld.bench.bench_presets import PRESETS, preset_named, with_goals
 from torchweld.bench.bench_rows import csv_text
-from torchweld.bench.cases import SHORT_DTYPES
-from torchweld.bench.grid import BLOCKS, USUAL_NAMES, cases_of, listed
 from torchweld.bench.model_sources import TargetSource
-from torchweld.bench.participants import MODEL_PEERS, OWN, PEERS, machine_peaks
-from torchweld.bench.presets import PRESETS, preset_cases
+from torchweld.bench.parked_check import check_parking
+from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model
-from torchweld.cli.data_only import data_only
 from torchweld.cli.history_command import history_option
-from torchweld.cli.keeping import keeping
-from torchweld.cli.screen import put, screen
+from torchweld.cli.json_output import data_only
+from torchweld.cli.output_files import check_targets
+from torchweld.cli.run_keeping import keeping
+from torchweld.cli.screen_output import put, screen
 from torchweld.cli.table_command import GRID, check_table, run_table, write_table
-from torchweld.cli.writing import check_targets
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
-from torchweld.core.names import known
-from torchweld.core.texts import clean_lines
-from torchweld.machine.load import busy_cores
+from torchweld.core.safe_text import clean_lines
+from torchweld.machine.machine_load import busy_cores
 from torchweld.plans.plan import Plan
 from torchweld.report.bench_text import bench_head, bench_sections, note_lines
 
@@ -38,11 +40,25 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raises for what does not go together, before anything is loaded or measured."""
+    """Raises if options do not go together, before anything is loaded or measured."""
+    if options["show"] is not None:
+        check_show(options)
+    else:
+        check_asked(options)
+    if options["json_wanted"] and options["csv_wanted"]:
+        raise TorchweldError("--json and --csv print two things; give one, and --out for the other")
+    out = options["out"]
+    if out is not None and out.suffix not in (".json", ".csv"):
+        raise TorchweldError(f"--out {out}: the name has to end in .json or .csv")
+    check_targets({"--out": out, "--table": options["table"]}, options["force"])
+
+
+def check_asked(options: dict[str, Any]) -> None:
+    """The options that say what is measured."""
     whole = options["target"] is not None
-    blocks_only = ("block", "sizes", "rows", "dtype", "backend", "preset")
+    blocks_only = ("block", "sizes", "rows", "dtype", "backend", "preset", "check_parking")
     model_only = ("inputs", "plan_file")
-    named = {"inputs": "--input", "plan_file": "--plan"}
+    named = {"inputs": "--input", "plan_file": "--plan", "check_parking": "--check-parking"}
     odd = [name for name in (blocks_only if whole else model_only) if options[name]]
     if odd:
         option = named.get(odd[0], f"--{odd[0]}")
@@ -50,19 +66,31 @@ def check_options(options: dict[str, Any]) -> None:
         raise TorchweldError(f"{option} {why}")
     if options["table"] is not None:
         check_table(options)
-    if options["preset"] is not None:
-        known(options["preset"], PRESETS, "preset")
-    if options["preset"] and (options["block"] or options["sizes"]):
+    preset = preset_named(options["preset"]) if options["preset"] is not None else None
+    if options["goals"]:
+        with_goals(options["preset"])
+    both = preset is not None and any(len(row.colds) > 1 for row in preset.rows)
+    if options["only"] and not both:
+        raise TorchweldError("--only goes with a preset that has hot and cold cells: peers")
+    if options["cold"] and both:
+        raise TorchweldError("the preset has hot and cold cells; give --only cold, not --cold")
+    if preset is not None and (options["block"] or options["sizes"]):
         raise TorchweldError(
             "--preset has blocks of its own; leave --block and --sizes out (--rows and --dtype go "
             "with it)"
         )
-    if options["json_wanted"] and options["csv_wanted"]:
-        raise TorchweldError("--json and --csv print two things; give one, and --out for the other")
-    out = options["out"]
-    if out is not None and out.suffix not in (".json", ".csv"):
-        raise TorchweldError(f"--out {out}: the name has to end in .json or .csv")
-    check_targets({"--out": out, "--table": options["table"]}, options["force"])
+
+
+def check_show(options: dict[str, Any]) -> None:
+    """Raises for options that ask for a measurement."""
+    asking = ("preset", *GRID, "against", "backend", "table", "save", "latency", "callers", "cold")
+    odd = "a TARGET" if options["target"] is not None else ""
+    odd = odd or next((f"--{name}" for name in asking if options[name]), "")
+    if odd:
+        raise TorchweldError(
+            f"--show prints a bench that was measured before, and {odd} asks for another; leave "
+            "one out"
+        )
 
 
 def words(options: dict[str, Any]) -> str:
@@ -82,10 +110,10 @@ def words(options: dict[str, Any]) -> str:
 
 
 def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
-    """Plans, prints what is known before, and runs."""
+    """Plans, prints the head, and runs."""
     console = screen()
     common: dict[str, Any] = {
-        "against": listed("--against", options["against"]),
+        "against": listed("--against", options["against"]) or preset_against(options),
         "seconds": options["seconds"],
         "cold": options["cold"],
         "seed": options["seed"],
@@ -124,16 +152,27 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
     backends = list(WAYS) if table else listed("--backend", options["backend"])
     planned = plan(cases, backends, **common)
     used = tuple(dict.fromkeys(case.dtype for case in cases))
-    planned = begun(replace(planned, preset=options["preset"] or ""), used)
+    planned = replace(planned, preset=options["preset"] or "")
+    if options["check_parking"]:
+        names, seed = planned.names, planned.seed
+        parked = check_parking(names, planned.threads, planned.seconds, seed)
+        planned = replace(planned, notes=(*planned.notes, *parked.sentences()))
+    planned = begun(planned, used)
     if table:
         return run_table(planned, cases, live, keeper)
     return run_cases(planned, cases, options["latency"], live, keeper)
 
 
+def preset_against(options: dict[str, Any]) -> list[str]:
+    return list(preset_named(options["preset"]).against) if options["preset"] else []
+
+
 def asked_cases(options: dict[str, Any]) -> list[Case]:
     rows, dtypes = listed("--rows", options["rows"]), listed("--dtype", options["dtype"])
     if options["preset"]:
-        return preset_cases(options["preset"], rows, dtypes)
+        found = preset_named(options["preset"]).cases_of(rows, dtypes)
+        only = options["only"]
+        return [case for case in found if not only or case.cold == (only == "cold")]
     if options["table"] is not None and not (options["block"] or options["sizes"]):
         return table_cases(rows, dtypes)
     blocks, sizes = listed("--block", options["block"]), listed("--sizes", options["sizes"])
@@ -142,7 +181,7 @@ def asked_cases(options: dict[str, Any]) -> list[Case]:
 
 
 def output(done: Bench, options: dict[str, Any]) -> None:
-    """What is written, and what is printed: neither a full disk nor a closed pipe takes both."""
+    """Writes files, then prints. A full disk does not prevent the printing."""
     out, table = options["out"], options["table"]
     try:
         if table is not None and not done.interrupted:
@@ -160,7 +199,13 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
         click.echo(clean_lines(csv_text(done)), nl=False)
     else:
         console = screen()
-        put(bench_sections(done, summarise(done), console.width), console)
+        put(bench_sections(done, summarise(done), console.width, judged(done)), console)
+
+
+def judged(done: Bench) -> list[GoalVerdict]:
+    """The goals of the preset that was measured, if it has any."""
+    preset = PRESETS.get(done.preset)
+    return preset.judged(done) if preset else []
 
 
 @click.command(
@@ -181,9 +226,17 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
 @click.option("--dtype", multiple=True, help=f"{', '.join(SHORT_DTYPES)} (float32).")
 @click.option("--preset", metavar="NAME", help=f"A series of blocks: {', '.join(PRESETS)}.")
 @click.option(
+    "--only", type=click.Choice(["hot", "cold"]), help="Of a preset that has both: these cells."
+)
+@click.option(
+    "--goals",
+    is_flag=True,
+    help="Exit with 1 if a goal of the preset is missed, with 2 if one is not measured in full.",
+)
+@click.option(
     "--against",
     multiple=True,
-    help=f"Peers: {', '.join(PEERS)}; of a TARGET {', '.join(MODEL_PEERS)}.",
+    help=f"Peers: {', '.join(BLOCK_PEERS)}; of a TARGET {', '.join(MODEL_PEERS)}.",
 )
 @click.option(
     "--backend",
@@ -199,17 +252,23 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
     help="Make a table of known speeds, FILE.json, which welding without timing goes by; of the "
     "blocks given, or of all that such a table has.",
 )
-@click.option("--seconds", default=1.5, show_default=True, help="For each other side in each cell.")
+@click.option("--seconds", default=1.5, show_default=True, help="Per other side and cell.")
 @click.option("--cold", is_flag=True, help="Empty the caches before every call.")
 @click.option("--latency", is_flag=True, help="Also p50, p95, p99 of single calls.")
 @click.option(
-    "--callers", type=click.IntRange(min=1), metavar="K", help="Also calls a second by K threads."
+    "--callers", type=click.IntRange(min=1), metavar="K", help="Also calls per second by K threads."
+)
+@click.option(
+    "--check-parking",
+    is_flag=True,
+    help="First check that processes which wait do not disturb the one that runs.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of weights, inputs and timing order.")
 @click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
 @history_option
 @click.option("--out", type=FILE, help="Write everything to FILE.json, or figures to FILE.csv.")
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
+@click.option("--show", type=FILE, help="Measure nothing; print what --out FILE.json wrote.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--csv", "csv_wanted", is_flag=True, help="Print CSV instead of tables.")
 def bench(**options: Any) -> int:
@@ -221,6 +280,12 @@ def bench(**options: Any) -> int:
     Exit code 1 if an output breaks the numerical rule, 2 if nothing could be measured.
     """
     check_options(options)
+    if options["show"] is not None:
+        done = Bench.load(options["show"])
+        if options["goals"]:
+            with_goals(done.preset)
+        output(done, options)
+        return exit_code(done, options["goals"])
     with ExitStack() as stack:
         history = stack.enter_context(keeping(options["save"], options["file"]))
         keeper = Keeper(history, options["save"])
@@ -234,6 +299,13 @@ def bench(**options: Any) -> int:
         raise keeper.problem
     if done.interrupted:
         raise click.Abort
-    if summary.failed:
+    return exit_code(done, options["goals"])
+
+
+def exit_code(done: Bench, goals: bool) -> int:
+    """Goals count if they were asked for."""
+    summary = summarise(done)
+    words = {one.verdict for one in judged(done)} if goals else set()
+    if summary.failed or "missed" in words:
         return 1
-    return 0 if summary.verdicts else 2
+    return 0 if summary.verdicts and words <= {"met"} else 2

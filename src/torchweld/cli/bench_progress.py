@@ -13,9 +13,9 @@ from rich.text import Text
 
 from torchweld.bench import Bench, Case, Cell, Summary, measure, measure_model
 from torchweld.bench.bench_rows import kept
-from torchweld.bench.estimates import Pace, expected_s, startup_s
-from torchweld.bench.model_sources import Source
-from torchweld.bench.worker_processes import BLOCK_RUNTIMES
+from torchweld.bench.model_sources import ModelSource
+from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
+from torchweld.bench.time_estimates import Pace, expected_s, startup_s
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
 from torchweld.history import History, RunWriter
@@ -25,7 +25,7 @@ from torchweld.report.bench_tables import speed_table
 class Keeper:
     """Puts cells into the history as they come, if the run has a name.
 
-    Where that is no longer possible, a full disk say, the run goes on without: `problem` says why.
+    If that becomes impossible, such as on a full disk, the run continues; `problem` says why.
     """
 
     def __init__(self, history: History | None, name: str | None) -> None:
@@ -99,7 +99,7 @@ def run_cases(
     latency: bool,
     console: Console | None,
     keeper: Keeper,
-    runtimes: str = BLOCK_RUNTIMES,
+    runtimes: Runtimes = RUNTIMES,
 ) -> Bench:
     """All cases, or those that were done when Ctrl-C came."""
     shares_s = [expected_s(bench, case, latency) for case in cases]
@@ -120,7 +120,7 @@ def run_cases(
 
 
 def run_model(
-    bench: Bench, source: Source, latency: bool, console: Console | None, keeper: Keeper
+    bench: Bench, source: ModelSource, latency: bool, console: Console | None, keeper: Keeper
 ) -> Bench:
     """All workloads of a model, or those that were done when Ctrl-C came."""
     with Screen(console).shown() as screen:

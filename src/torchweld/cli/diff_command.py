@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from torchweld import report
-from torchweld.cli.recordings import load_recorded
-from torchweld.cli.screen import put, screen
+from torchweld.cli.recorded_files import load_recorded
+from torchweld.cli.screen_output import put, screen
 from torchweld.profiles.accounting.profile_diff import diff as compare_profiles
 
 EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from torchweld import report
-from torchweld.cli.data_only import data_only
 from torchweld.cli.history_command import history_option
-from torchweld.cli.keeping import keep_plan, keeping
-from torchweld.cli.screen import progress_shown, put, screen, stage
-from torchweld.cli.writing import check_targets
+from torchweld.cli.json_output import data_only
+from torchweld.cli.output_files import check_targets
+from torchweld.cli.run_keeping import keep_plan, keeping
+from torchweld.cli.screen_output import progress_shown, put, screen, stage
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import json_text
 from torchweld.findings import diagnose
@@ -21,7 +21,7 @@ from torchweld.models.targets import resolve
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.planner import plan_with_rounds
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.live_profile import profile
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import click
 
-from torchweld.cli.data_only import data_only
 from torchweld.cli.history_command import history_option
-from torchweld.cli.screen import progress_shown, put, screen
+from torchweld.cli.json_output import data_only
+from torchweld.cli.screen_output import progress_shown, put, screen
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import json_text
-from torchweld.core.texts import clean
-from torchweld.gates.advice import Effort
-from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
+from torchweld.core.safe_text import clean
+from torchweld.gates.gate_advice import Effort
+from torchweld.gates.gate_baseline import Baseline, load_baseline, save_baseline
+from torchweld.gates.gate_outcome import Outcome
 from torchweld.gates.gate_run import Rival, accept, gate
-from torchweld.gates.outcome import Outcome
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.history import History, history_path, target_words
-from torchweld.history.store import check_name
-from torchweld.machine.load import load_words
+from torchweld.history.history_store import check_name
+from torchweld.machine.machine_load import load_words
 from torchweld.report.gate_text import accepted_data, accepted_lines, outcome_data, outcome_lines
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -145,7 +145,7 @@ def gate_verb(
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was typed, as far as a baseline is about it."""
+    """The options that say which baseline is meant."""
 
     target: str
     name: str
@@ -159,7 +159,7 @@ class Asked:
         return target_words(self.target, self.inputs, self.training)
 
     def command(self, measure: bool = True) -> str:
-        """What is to be typed to accept."""
+        """The command that accepts."""
         parts = ["torchweld", "gate", "--baseline", self.name, self.target]
         for given in self.inputs:
             parts += ["--input", given]
@@ -173,7 +173,7 @@ class Asked:
 def _check_rival(
     against: str | None, worktree: Path | None, accepting: bool, no_time: bool
 ) -> None:
-    """Raises for options of which one would be left unheard."""
+    """Raises for options of which one would be ignored."""
     if against is not None and worktree is not None:
         raise TorchweldError("--against and --against-worktree both name a rival; give one")
     rival = "--against" if against is not None else "--against-worktree"
@@ -218,7 +218,7 @@ def _put_outcome(found: Outcome) -> None:
 
 
 def _accept(asked: Asked, clock: Clock | None, effort: Effort, json_wanted: bool) -> int:
-    # Opened first: a file that cannot be written is no reason to measure for a minute.
+    # Opened first: if the file cannot be written, nothing should be measured for a minute.
     with History.open(asked.file, create=True) as history:
         load = _say_load(json_wanted) if effort.measure or clock is not None else ""
         with data_only(json_wanted), progress_shown() as progress:

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from torchweld.cli.screen import put, screen
-from torchweld.core.figures import counted
+from torchweld.cli.screen_output import put, screen
+from torchweld.core.number_text import counted
 from torchweld.core.records import json_text
-from torchweld.core.texts import clean
+from torchweld.core.safe_text import clean
+from torchweld.history.history_store import History
 from torchweld.history.run_comparison import compare_runs
 from torchweld.history.run_lookup import entries_of, find_run
-from torchweld.history.store import History
 from torchweld.report.run_text import (
     compared_data,
     compared_sections,

@@ -20,7 +20,7 @@ from torchweld.machine import hardware, kernel_build, measured_peaks
 from torchweld.machine.fingerprint import key_here
 from torchweld.machine.hardware import Hardware
 from torchweld.machine.kernel_build import BuildInfo
-from torchweld.machine.load import busy_cores, load_words
+from torchweld.machine.machine_load import busy_cores, load_words
 from torchweld.machine.measured_peaks import Peaks
 from torchweld.ops import backends
 from torchweld.ops.backends import Abilities

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import click
 
 from torchweld.cli.bench_command import bench
-from torchweld.cli.complaints import complain
 from torchweld.cli.diff_command import diff
+from torchweld.cli.error_output import complain
 from torchweld.cli.fuse_command import fuse
 from torchweld.cli.gate_command import gate_verb
 from torchweld.cli.history_command import history

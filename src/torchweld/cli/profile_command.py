@@ -13,10 +13,10 @@ from rich.text import Text
 
 from torchweld import report
 from torchweld.cli.history_command import history_option
-from torchweld.cli.keeping import keep_profile, keeping
-from torchweld.cli.recordings import RECORDED, load_recorded, recorded_file
-from torchweld.cli.screen import progress_shown, put, screen
-from torchweld.cli.writing import check_targets
+from torchweld.cli.output_files import check_targets
+from torchweld.cli.recorded_files import RECORDED, load_recorded, recorded_file
+from torchweld.cli.run_keeping import keep_profile, keeping
+from torchweld.cli.screen_output import progress_shown, put, screen
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.not_measured import NotMeasured
@@ -25,9 +25,9 @@ from torchweld.findings import diagnose
 from torchweld.history import target_words
 from torchweld.models import DEMO
 from torchweld.models.targets import resolve
-from torchweld.profiles.accounting.account import account
+from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.expecting.expectation import check_profile, parse_expectations
-from torchweld.profiles.expecting.guesses import Verdict
+from torchweld.profiles.expecting.launch_guesses import Verdict
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.live_profile import profile as take
 from torchweld.report.module_tree import ORDERS, Order

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from torchweld.bench import Bench, Case, Result
-from torchweld.bench.speed_tables import ENVIRONMENT, RUNTIMES, held_problem, table_of
+from torchweld.bench.runtimes.runtime_names import TABLE_RUNTIMES
+from torchweld.bench.speed_tables import ENVIRONMENT, held_problem, table_of
 from torchweld.cli.bench_progress import Keeper, run_cases
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
@@ -27,7 +28,7 @@ PATIENCE = 3.0
 
 
 def check_table(options: dict[str, Any]) -> None:
-    """Raises for what a table cannot be made with, or on."""
+    """Raises for options, or a machine, that no table can be made with."""
     own = ("target", "preset", "against", "backend", "cold", "latency", "callers")
     odd = [name for name in own if options[name]]
     if odd:
@@ -49,7 +50,7 @@ def check_table(options: dict[str, Any]) -> None:
 
 
 def table_command(options: dict[str, Any]) -> str:
-    """What makes the same table again: the environment that counts, and every option."""
+    """The command that makes the same table again, with the environment that matters."""
     path = options["table"]
     asked = [f"--{name}={','.join(options[name])}" for name in GRID if options[name]]
     return shlex.join(
@@ -67,15 +68,15 @@ def run_table(
 ) -> Bench:
     """All cases; those in which noise hid a way are measured once more, with more time.
 
-    What has a verdict keeps it: a second try would be a second chance.
+    A verdict is kept: a second try would be a second chance.
     """
-    done = run_cases(bench, cases, False, console, keeper, RUNTIMES)
+    done = run_cases(bench, cases, False, console, keeper, TABLE_RUNTIMES)
     hidden = [i for i, cell in enumerate(done.cells) if any(map(_hidden, cell.results[1:]))]
     if done.interrupted or not hidden:
         return done
     patient = replace(bench, seconds=PATIENCE * bench.seconds)
     few = [cases[i] for i in hidden]
-    again = run_cases(patient, few, False, console, Keeper(None, None), RUNTIMES)
+    again = run_cases(patient, few, False, console, Keeper(None, None), TABLE_RUNTIMES)
     cells = list(done.cells)
     for i, second in zip(hidden, again.cells, strict=False):
         pairs = zip(cells[i].results, second.results, strict=True)

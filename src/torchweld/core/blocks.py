@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from torchweld.core.activations import format_activation, parse_activation
-from torchweld.core.arguments import shown
+from torchweld.core.argument_checks import shown
 from torchweld.core.errors import BlockError
 
 Gate = Literal["none", "separate", "first", "second", "interleaved"]

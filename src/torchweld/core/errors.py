@@ -9,7 +9,7 @@ A message may quote names from models and files, so every line of it is cleaned.
 
 from __future__ import annotations
 
-from torchweld.core.texts import clean
+from torchweld.core.safe_text import clean
 
 
 class TorchweldError(ValueError):

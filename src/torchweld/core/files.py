@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from torchweld.core.arguments import check_path
+from torchweld.core.argument_checks import check_path
 from torchweld.core.errors import TorchweldError
 
 GZIP = b"\x1f\x8b"

@@ -36,7 +36,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_INT, MOST_TEXT, Bounds, Length
 from torchweld.core.record_format import FormatError, RecordFormat
-from torchweld.core.texts import clean
+from torchweld.core.safe_text import clean
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]

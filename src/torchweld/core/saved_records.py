@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from torchweld.core.arguments import check_kind
+from torchweld.core.argument_checks import check_kind
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import parse_json, read_json, write_whole
 from torchweld.core.record_format import FormatError, RecordFormat

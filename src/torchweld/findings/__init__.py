@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torchweld.core.arguments import check_kind
+from torchweld.core.argument_checks import check_kind
 from torchweld.core.errors import TorchweldError
-from torchweld.core.figures import listed
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.number_text import listed
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Finding, bound_of, union
 from torchweld.findings.fusible_ops import blocks_of, linears_of, runs_of
@@ -29,8 +29,8 @@ from torchweld.findings.rules_host import (
 )
 from torchweld.findings.rules_products import few_rows, slow_half
 from torchweld.findings.weld_bounds import weld
-from torchweld.profiles.accounting.account import Account, account, peaks_hold
 from torchweld.profiles.accounting.cpu_pricing import is_priced, without_peaks
+from torchweld.profiles.accounting.time_account import Account, account, peaks_hold
 from torchweld.profiles.attributing.op_kinds import hides_kernels
 from torchweld.profiles.profile import Profile
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchweld.findings.product_shapes import factors_of
+from torchweld.profiles.accounting.memory_traffic import finishing_order
 from torchweld.profiles.accounting.op_calls import Work
-from torchweld.profiles.accounting.traffic import finishing_order
 from torchweld.profiles.profile import Op, Phase
 
 # How many results back an input is searched for if storages have no names. Two products, an

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
+from torchweld.core.module_paths import grouped_paths
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.paths import grouped_paths
 from torchweld.findings.data_flow import Flow, flow_of
 from torchweld.findings.finding import Claims, Slice
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.op_costs import works_of
-from torchweld.profiles.accounting.splits import PARTS, Account, OpAccount, Split, measured
+from torchweld.profiles.accounting.time_splits import PARTS, Account, OpAccount, Split, measured
 from torchweld.profiles.profile import Op, Profile
 
 # How the model itself is called where a place is named.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torchweld.core.figures import duration, share
+from torchweld.core.number_text import duration, share
 
 # A larger bound would only say "nearly all of the step"; this keeps it finite.
 MOST_BOUND = 1000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torchweld.core.figures import counted, duration, share
+from torchweld.core.number_text import counted, duration, share
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Slice
 from torchweld.profiles.accounting.device_account import covered

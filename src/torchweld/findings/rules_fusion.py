@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from torchweld.core.figures import counted, duration, size
+from torchweld.core.number_text import counted, duration, size
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft
 from torchweld.findings.fusible_ops import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torchweld.core.figures import counted, duration, figure, share, size
+from torchweld.core.number_text import counted, duration, figure, share, size
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Slice
 from torchweld.profiles.attributing.compilation_watch import LOOKUP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchweld.core.figures import counted, duration, figure
+from torchweld.core.number_text import counted, duration, figure
 from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Slice
 from torchweld.findings.fusible_ops import linears_of

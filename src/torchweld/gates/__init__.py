@@ -5,11 +5,11 @@ the plan that was kept, counts and times it again, and compares. Counters are th
 so any worsening fails; times fail beyond noise and tolerance, and only where they can be compared.
 """
 
-from torchweld.gates.baseline import Baseline, load_baseline, save_baseline
-from torchweld.gates.counters import Counters
+from torchweld.gates.gate_baseline import Baseline, load_baseline, save_baseline
+from torchweld.gates.gate_outcome import CounterChange, Outcome, TimeVerdict
 from torchweld.gates.gate_run import Rival, accept, gate
-from torchweld.gates.outcome import CounterChange, Outcome, TimeVerdict
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.gated_model import Clock, Subject
+from torchweld.gates.step_counters import Counters
 
 __all__ = [
     "Baseline",

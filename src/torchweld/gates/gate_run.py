@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from torchweld.core.inputs import Workload
 from torchweld.core.model_state import put_back
-from torchweld.gates.advice import COUNTERS_ALONE, Effort
-from torchweld.gates.baseline import Baseline
-from torchweld.gates.counters import count_step
 from torchweld.gates.fresh_process import compare_afresh
+from torchweld.gates.gate_advice import COUNTERS_ALONE, Effort
+from torchweld.gates.gate_baseline import Baseline
+from torchweld.gates.gate_outcome import Outcome, TimeVerdict, changes_of, lost_blocks
 from torchweld.gates.gate_timing import (
     KeptTime,
     Measure,
@@ -22,16 +22,16 @@ from torchweld.gates.gate_timing import (
     measure_welded,
     undecided,
 )
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.gates.held_blocks import held_by, refuse_empty, unheld_lines
-from torchweld.gates.outcome import Outcome, TimeVerdict, changes_of, lost_blocks
-from torchweld.gates.subject import Clock, Subject
+from torchweld.gates.step_counters import count_step
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import Fit, fit_plan
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.planner import plan as make_plan
-from torchweld.welds.swapping.faces import Face, both_faces
+from torchweld.welds.swapping.module_faces import Face, both_faces
 
 # Of a baseline, each in a process of its own: in twenty of them the same speed-up came out between
 # 1.32 and 1.42 (one thread of two shared cores), and three can all be at the upper end.
@@ -51,9 +51,9 @@ class Rival:
 def accept(
     subject: Subject, *, clock: Clock | None, effort: Effort | None = None, progress: Progress
 ) -> Baseline:
-    """Plans the model and measures what a baseline holds; without a `clock` no times.
+    """Plans the model and measures what a baseline holds; without a `clock`, no times.
 
-    Raises where nothing would be welded, NotMeasuredError if that is for want of a measurement.
+    Raises if nothing would be welded; NotMeasuredError if because nothing could be measured.
     """
     model, training = subject.model, subject.training
     effort = effort or Effort()
@@ -68,16 +68,14 @@ def accept(
             made,
             counters,
             empty=effort.empty,
-            remedies=effort.remedies(
-                PlanOptions(quick=effort.quick, budget_s=effort.budget_s).seconds
-            ),
+            remedies=effort.remedies(tuning.seconds),
         )
         times: list[KeptTime] = []
         if clock is not None and fit.decisions:
             for i, workload in enumerate(subject.workloads):
                 progress(f"timing {workload.name}", 0.8 + 0.2 * i / len(subject.workloads))
-                here = _here(subject, faces, workload, clock)
-                afresh = _afresh(subject, made, i, clock)
+                here = partial(measure_welded, subject, faces, workload, clock)
+                afresh = partial(compare_afresh, subject, made, i, clock)
                 measures = [here, *([afresh] * (COMPARISONS - 1))]
                 times.append(kept_time(workload.name, measures, clock))
     return Baseline(plan=made, counters=counters, times=tuple(times))
@@ -95,25 +93,6 @@ def _planned(subject: Subject, effort: Effort, progress: Progress) -> Plan:
     )
 
 
-def _here(subject: Subject, faces: tuple[Face, Face], workload: Workload, clock: Clock) -> Measure:
-    """A comparison in this process."""
-    original, welded = faces
-    return lambda: measure_welded(
-        subject.model,
-        original,
-        welded,
-        workload,
-        training=subject.training,
-        seconds=clock.seconds,
-        tolerance=clock.tolerance,
-    )
-
-
-def _afresh(subject: Subject, plan: Plan, workload: int, clock: Clock) -> Measure:
-    """The same in a new process."""
-    return lambda: compare_afresh(subject, plan, workload, clock)
-
-
 def gate(
     subject: Subject,
     name: str,
@@ -124,7 +103,7 @@ def gate(
     rival: Rival | None = None,
     progress: Progress,
 ) -> Outcome:
-    """Welds by the baseline's plan, counts, and unless there is no `clock` times."""
+    """Welds by the baseline's plan and counts; with a `clock`, it also times."""
     model, training = subject.model, subject.training
     progress("welding by the baseline's plan", 0.0)
     fit = fit_plan(model, baseline.plan)
@@ -169,13 +148,13 @@ def _times(
             found.append(undecided(workload.name, why_not, clock.tolerance, remedies))
             continue
         progress(f"timing {workload.name}", 0.3 + 0.7 * i / len(subject.workloads))
-        here = _here(subject, faces, workload, clock)
-        afresh = _afresh(subject, baseline.plan, i, clock)
+        here = partial(measure_welded, subject, faces, workload, clock)
+        afresh = partial(compare_afresh, subject, baseline.plan, i, clock)
         found.append(against_history(kept, here, afresh, clock))
     return found
 
 
-# What to do where the baseline has no time that now can be compared with.
+# What to do if the baseline has no time to compare with.
 _OTHERWISE = (
     "--accept (a new baseline, with times of this machine)",
     "--against-worktree FOLDER (time against a checkout of main, in one run)",
@@ -183,7 +162,7 @@ _OTHERWISE = (
 
 
 def _why_not(baseline: Baseline, workload: str) -> str:
-    """Why a time of now says nothing beside the baseline's; "" if it does."""
+    """Why the time now cannot be compared with the baseline's; "" if it can."""
     before = baseline.fingerprint
     if before is not None and before.key != fingerprint.key_here():
         said = "; ".join(before.since(taken_here())) or "its set-up is not that of here"

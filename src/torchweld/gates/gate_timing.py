@@ -14,18 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
-
 from torchweld.core.errors import NotMeasuredError
-from torchweld.core.figures import duration
-from torchweld.core.inputs import Workload
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
-from torchweld.gates.advice import clock_remedies
-from torchweld.gates.outcome import TimeVerdict, Verdict
-from torchweld.gates.subject import Clock
+from torchweld.core.number_text import duration
+from torchweld.gates.gate_advice import clock_remedies
+from torchweld.gates.gate_outcome import TimeVerdict, Verdict
+from torchweld.gates.gated_model import Clock, Subject
 from torchweld.numerics.model_check import step_of
-from torchweld.timing import CallableSide, Comparison, compare
-from torchweld.welds.swapping.faces import Face
+from torchweld.timing import CallableSide, Comparison, Side, compare
+from torchweld.welds.swapping.module_faces import Face
 
 ITSELF = "the model with welding disabled"
 # A comparison is made to these shares of the tolerance, so that its interval does not use it up.
@@ -58,30 +56,24 @@ class FacedSide(CallableSide):
 
 
 def measure_welded(
-    model: nn.Module,
-    original: Face,
-    welded: Face,
-    workload: Workload,
-    *,
-    training: bool,
-    seconds: float,
-    tolerance: float,
+    subject: Subject, faces: tuple[Face, Face], workload: Workload, clock: Clock
 ) -> Comparison:
-    """The welded model against its own code, in the same rounds."""
-    run = step_of(model, workload, training)
-    return compare_sides(FacedSide(original, run), FacedSide(welded, run), seconds, tolerance)
+    """The welded model against its own code, in the same rounds. `faces`: original, welded."""
+    run = step_of(subject.model, workload, subject.training)
+    original, welded = (FacedSide(face, run) for face in faces)
+    return compare_sides(original, welded, clock)
 
 
 def compare_sides(
-    baseline: Any, candidate: Any, seconds: float, tolerance: float, names: Sequence[str] = ()
+    baseline: Side, candidate: Side, clock: Clock, names: Sequence[str] = ("eager", "welded")
 ) -> Comparison:
     return compare(
         baseline,
         candidate,
-        names=tuple(names) or ("eager", "welded"),
-        budget_s=seconds,
-        threshold=THRESHOLD * tolerance,
-        precision=PRECISION * tolerance,
+        names=names,
+        budget_s=clock.seconds,
+        threshold=THRESHOLD * clock.tolerance,
+        precision=PRECISION * clock.tolerance,
     )
 
 
@@ -95,7 +87,7 @@ class SeenTime:
 
 
 def seen_in(found: Comparison) -> SeenTime | NotMeasured:
-    """What was measured, or that nothing was; whatever the verdict is."""
+    """The figures, whatever the verdict is, or that there are none."""
     speedup, interval, eager_us = found.speedup, found.interval, found.baseline_us
     if (
         isinstance(speedup, NotMeasured)
@@ -108,7 +100,7 @@ def seen_in(found: Comparison) -> SeenTime | NotMeasured:
 
 
 def too_wide(interval: tuple[float, float], tolerance: float) -> str:
-    """Why an interval is of no use where a change by the tolerance is the question; "" if it is."""
+    """Why an interval cannot show a change by the tolerance; "" if it can."""
     low, high = interval
     if math.log(high / low) / 2 <= math.log1p(tolerance):
         return ""
@@ -119,7 +111,7 @@ def too_wide(interval: tuple[float, float], tolerance: float) -> str:
 
 
 def usable(found: Comparison, tolerance: float) -> SeenTime | NotMeasured:
-    """What was measured, if that is enough to tell a change by the tolerance."""
+    """The figures, if they are precise enough to show a change by the tolerance."""
     seen = seen_in(found)
     if found.verdict == "not measured":
         return NotMeasured(found.reason)
@@ -140,7 +132,7 @@ class KeptTime:
     comparisons: tuple[Comparison, ...]
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file: only what was measured is kept."""
+        """What is wrong with a record that was read from a file: only measured times are kept."""
         for one in self.comparisons:
             if isinstance(seen_in(one), NotMeasured):
                 yield f"has the speed-up {one.speedup} in {one.interval}; expected are times"
@@ -161,14 +153,14 @@ class KeptTime:
 
     @property
     def noise(self) -> float:
-        """What is not to be told from chance: within a comparison, or between them."""
+        """The largest change that chance explains, within a comparison or between them."""
         speedups = [one.speedup for one in self.seen]
         between = max(speedups) / min(speedups) - 1.0
         within = (one.noise for one in self.comparisons)
         return max([between, *(one for one in within if not isinstance(one, NotMeasured))])
 
     def other_state(self, now: SeenTime) -> str:
-        """How the machine differs from what it was, by the model's own code; "" if it does not."""
+        """How the machine changed, by the time of the model's own code; "" if it did not."""
         before_us = [one.eager_us for one in self.seen]
         low_us, high_us = min(before_us) / (1 + SAME_STATE), max(before_us) * (1 + SAME_STATE)
         if low_us <= now.eager_us <= high_us:
@@ -181,7 +173,7 @@ class KeptTime:
 
 
 def kept_time(workload: str, measures: Sequence[Measure], clock: Clock) -> KeptTime:
-    """What a baseline keeps; raises NotMeasuredError where a comparison is of no use, twice."""
+    """What a baseline keeps; raises NotMeasuredError if a comparison is of no use twice."""
     found: list[Comparison] = []
     for measure in measures:
         for _ in range(TRIES):
@@ -241,7 +233,7 @@ def against_other(workload: str, other: str, measure: Measure, clock: Clock) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What one comparison says; of a second one, where the first could not tell."""
+    """What one comparison says, or the second if the first could not tell."""
 
     found: Comparison
     seen: SeenTime | NotMeasured

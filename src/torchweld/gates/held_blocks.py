@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.figures import counted
-from torchweld.core.paths import grouped_paths
-from torchweld.gates.counters import Counters
+from torchweld.core.module_paths import grouped_paths
+from torchweld.core.number_text import counted
+from torchweld.gates.step_counters import Counters
 from torchweld.plans.plan import Outcome, Plan, Tuning
 
 EMPTY = (

@@ -7,6 +7,8 @@ the other is stopped meanwhile.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,17 +17,24 @@ from typing import Any
 
 import torch
 
-from torchweld.bench.worker_processes import Stage, WorkerError
+from torchweld.bench.bench_stages import Stage
+from torchweld.bench.runtimes.runtime import Call, Runtime
+from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.gates.advice import COUNTERS_ALONE
+from torchweld.core.muted_warnings import untold
+from torchweld.gates.gate_advice import COUNTERS_ALONE
 from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
-from torchweld.gates.subject import Clock
+from torchweld.gates.gated_model import Clock, Subject
+from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import Plan
+from torchweld.plans.plan_fitting import fit_plan
 from torchweld.timing import Comparison
+from torchweld.welds.swapping.swap import weld
 
 THIS, OTHER = "this", "other"
-RUNTIMES = "torchweld.gates.contending"
+# The worker has no use for the model's own output.
+NOTHING = torch.zeros(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +62,15 @@ def rivalry(
             f"the target {here.target!r} is the same file in every folder; give its path from the "
             f"folder, as in model.py:make in {here.folder} and in {other.folder}"
         )
-    with Stage(torch.get_num_threads(), runtimes=RUNTIMES) as stage:
+    runtimes = dict.fromkeys((THIS, OTHER), ContenderRuntime)
+    with Stage(torch.get_num_threads(), runtimes, processes=True) as stage:
         for reason in stage.start([THIS, OTHER]).values():
             raise NotMeasuredError(
                 f"a process to time in did not start: {reason}; what would help: {COUNTERS_ALONE}"
             )
-        text = plan.to_json()
         for name, one in ((THIS, here), (OTHER, other)):
-            _ask(stage, one, name, "load", str(one.folder), one.target, inputs, training, text)
+            source = ContenderSource(own=one, inputs=tuple(inputs), training=training, plan=plan)
+            _ask(stage, one, name, "load", source)
 
         def measure(number: int) -> Measure:
             for name, one in ((THIS, here), (OTHER, other)):
@@ -71,8 +81,7 @@ def rivalry(
 
 
 def _compared(stage: Stage, clock: Clock) -> Comparison:
-    other, this = stage.side(OTHER), stage.side(THIS)
-    return compare_sides(other, this, clock.seconds, clock.tolerance, names=(OTHER, THIS))
+    return compare_sides(stage.side(OTHER), stage.side(THIS), clock, names=(OTHER, THIS))
 
 
 def _ask(stage: Stage, one: Contender, name: str, command: str, *arguments: Any) -> None:
@@ -84,3 +93,41 @@ def _ask(stage: Stage, one: Contender, name: str, command: str, *arguments: Any)
 
 def _shown(here: Contender, other: Contender) -> str:
     return other.target if here.folder == other.folder else f"{other.target} in {other.folder}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContenderSource:
+    """What a process is told to load."""
+
+    own: Contender
+    inputs: tuple[str, ...]
+    training: bool
+    plan: Plan
+
+
+class ContenderRuntime(Runtime):
+    """What runs in each process: a contender's target, welded as `torchweld gate` welds it."""
+
+    def load(self, source: Any) -> None:
+        folder = str(source.own.folder)
+        os.chdir(folder)
+        sys.path.insert(0, folder)  # for good: a model may import when it is first called
+        self.subject = Subject.load(source.own.target, source.inputs, source.training)
+        found = fit_plan(self.subject.model, source.plan)
+        with untold():
+            weld(self.subject.model, found.decisions)
+
+    def show(self) -> None:
+        """Nobody else uses the model."""
+
+    def prepare(self, *where: int) -> Call:
+        """The call of one workload, by its number."""
+        subject = self.subject
+        run = step_of(subject.model, subject.workloads[where[0]], subject.training)
+
+        def call() -> Any:
+            with torch.set_grad_enabled(subject.training):
+                run()
+            return NOTHING
+
+        return call

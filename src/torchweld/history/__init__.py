@@ -4,10 +4,10 @@
 What was added is on disk when `add` returns, whatever happens to the process afterwards.
 """
 
-from torchweld.history.places import history_path
-from torchweld.history.runs import Kind, Run, RunCell, fingerprint_here, target_words
-from torchweld.history.samples import of_comparison
-from torchweld.history.store import History, RunWriter
+from torchweld.history.history_places import history_path
+from torchweld.history.history_store import History, RunWriter
+from torchweld.history.kept_runs import Kind, Run, RunCell, fingerprint_here, target_words
+from torchweld.history.kept_samples import of_comparison
 from torchweld.machine.fingerprint import Fingerprint
 
 __all__ = [

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchweld.core.records import UNMEASURED
-from torchweld.history.runs import Run, RunCell
-from torchweld.history.samples import CONTROL, LOG_RATIOS
+from torchweld.history.kept_runs import Run, RunCell
+from torchweld.history.kept_samples import CONTROL, LOG_RATIOS
 
 
 @dataclass(frozen=True, kw_only=True)

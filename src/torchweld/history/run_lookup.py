@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.figures import counted
-from torchweld.core.names import known
-from torchweld.history.runs import Damaged, Run
-from torchweld.history.store import History
+from torchweld.core.number_text import counted
+from torchweld.core.typed_names import known
+from torchweld.history.history_store import History
+from torchweld.history.kept_runs import Damaged, Run
 
 REFERENCE = re.compile(r"([^~]+)(?:~(\d+))?")
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Inputs
+from torchweld.core.model_inputs import Inputs
 from torchweld.models import bert, dlrm, gpt, llama, mixer, policy, vit
 
 

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchweld.core.inputs import Inputs
-from torchweld.models.layers import check_divides
+from torchweld.core.model_inputs import Inputs
+from torchweld.models.model_layers import check_divides
 
 
 @dataclass(frozen=True, kw_only=True)

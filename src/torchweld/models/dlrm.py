@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.inputs import Inputs
+from torchweld.core.model_inputs import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Inputs, Workload, as_workloads, first_line
-from torchweld.core.names import known
+from torchweld.core.model_inputs import Inputs, Workload, as_workloads, first_line
+from torchweld.core.typed_names import known
 from torchweld.models import DEMO, MODELS
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
@@ -91,9 +91,9 @@ def resolve(
 def load(target: str, seed: int = 0) -> LoadedTarget:
     """What `target` names, before `--input` is considered."""
     if target.startswith("hf:"):
-        from torchweld.models import hf
+        from torchweld.models import transformers_models
 
-        built = hf.build(target.removeprefix("hf:"), seed)
+        built = transformers_models.build(target.removeprefix("hf:"), seed)
         return LoadedTarget(model=built.model, inputs=built.inputs, notes=built.notes)
     where, colon, attribute = target.partition(":")
     if colon and not (where and attribute):

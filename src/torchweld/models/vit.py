@@ -13,8 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.inputs import Inputs
-from torchweld.models.layers import Attention, Mlp, TransformerLayer, check_divides, to_patches
+from torchweld.core.model_inputs import Inputs
+from torchweld.models.model_layers import (
+    Attention,
+    Mlp,
+    TransformerLayer,
+    check_divides,
+    to_patches,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

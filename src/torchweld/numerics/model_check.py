@@ -29,13 +29,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torchweld.core.arguments import check_flags, check_model
+from torchweld.core.argument_checks import check_flags, check_model
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Workload, as_workloads, first_line
-from torchweld.core.interrupts import is_interrupt
+from torchweld.core.model_inputs import Workload, as_workloads, first_line
 from torchweld.core.model_state import put_back
-from torchweld.core.untold import untold
-from torchweld.numerics.rule import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
+from torchweld.core.muted_warnings import untold
+from torchweld.core.passing_exceptions import is_interrupt
+from torchweld.numerics.numerical_rule import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
 
 # Runs with weights off in their last place; in training each run keeps a whole model's gradients.
 JITTERED_RUNS, JITTERED_TRAINING_RUNS = 4, 2

@@ -54,7 +54,11 @@ def _register_fakes() -> None:
     def group_packed(x: Tensor, packed: Tensor, spec: str) -> list[Tensor]:
         return [like(x) for _ in parse_spec(spec)]
 
+    def group_of_packed(x: Tensor, packed: list[Tensor], spec: str) -> list[Tensor]:
+        return [like(x) for _ in parse_spec(spec)]
+
     torch.library.register_fake("torchweld::chain_packed", chain_packed)
+    torch.library.register_fake("torchweld::group_of_packed", group_of_packed)
     torch.library.register_fake("torchweld::group_packed", group_packed)
 
 

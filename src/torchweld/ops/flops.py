@@ -42,6 +42,11 @@ def _packed(x: Tensor, packed: Tensor, spec: str, *_: Any, **__: Any) -> int:
     return flops
 
 
+def _packed_apart(x: Tensor, packed: Sequence[Tensor], spec: str, *_: Any, **__: Any) -> int:
+    """Of a group whose members were packed one by one."""
+    return sum(_packed(x, one, own) for one, own in zip(packed, spec.split(";"), strict=True))
+
+
 def register() -> None:
     """Registers the formulas once per process, however often the module is loaded."""
     ops = torch.ops.torchweld
@@ -51,3 +56,5 @@ def register() -> None:
     for op in (ops.chain_packed, ops.group_packed):
         if op not in flop_registry:
             register_flop_formula(op, get_raw=True)(_packed)
+    if ops.group_of_packed not in flop_registry:
+        register_flop_formula(ops.group_of_packed, get_raw=True)(_packed_apart)

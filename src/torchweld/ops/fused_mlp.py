@@ -19,7 +19,7 @@ from torch._jit_internal import is_scripting
 from torch.compiler import is_dynamo_compiling
 
 from torchweld.core.activations import ACTIVATIONS, format_activation, parse_activation
-from torchweld.core.arguments import check_flags, misfit, shown
+from torchweld.core.argument_checks import check_flags, misfit, shown
 from torchweld.core.blocks import Gate, LayerForm, format_spec
 from torchweld.core.errors import BlockError
 from torchweld.ops import compiled_forward

@@ -19,7 +19,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from torchweld import ops
-from torchweld.core.arguments import check_model
+from torchweld.core.argument_checks import check_model
 
 # New in torch 2.7.
 exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from torchweld.core.errors import TorchweldError
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.machine.hardware import hardware
 from torchweld.plans.block_calls import block_call, input_like, module_of
 from torchweld.plans.plan import Verdict
 from torchweld.plans.time_budget import least_budget_s
 from torchweld.timing import Comparison, compare
-from torchweld.timing.rounds import FEWEST_ROUNDS
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.timing.timing_rounds import FEWEST_ROUNDS
 from torchweld.welds.found_blocks import Block, Call
-from torchweld.welds.swapping.faces import Face, faces
+from torchweld.welds.swapping.module_faces import Face, faces
 from torchweld.welds.swapping.swap import stats
+from torchweld.welds.weld_decisions import Choice, Decision
 
 # More blocks than this say nothing new, and take more time.
 MOST_INSTANCES = 16
@@ -44,11 +44,11 @@ LONG_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One choice, timed: its speed for one call of one module."""
+    """One choice, timed: its speed for one call of one module, or of all members of a group."""
 
     verdict: Verdict
     speed: Speed | NotMeasured
-    copied_bytes: int = 0  # of one module
+    copied_bytes: int = 0  # of one module, or of all members
     log_ratios: tuple[float, ...] = ()  # of each round, over the original
 
 
@@ -82,23 +82,31 @@ def time_choices(
 ) -> dict[Choice, Timed]:
     """Each choice against the modules' own code. Choices that cannot be welded are left out."""
     if budget_s < LEAST_BUDGET_S:
-        return _none_timed(choices, "no time was left for it")
+        return none_timed(choices, "no time was left for it")
     if not choices:
         return {}
     module = module_of(model, blocks[0])
     x = input_like(call).to(next(iter(module.parameters())).device)
     if training:
         x.requires_grad_()
-    call_s = _call_s(block_call(module, blocks[0], x, training))
+    call_s = seconds_of(block_call(module, blocks[0], x, training))
     least_s = least_budget_s(call_s)
     budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
     if least_s > budget_s:
         needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
-        return _none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
-    blocks = blocks[: _instances(call_s, len(blocks), len(choices), budget_s)]
+        return none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
+    blocks = blocks[: instances(call_s, len(blocks), len(choices), budget_s)]
+    runs = [block_call(module_of(model, b), b, x, training) for b in blocks]
+    ways = {
+        choice: [
+            Decision(block=b, by_rows=((call.rows, call.rows, choice),), training=training)
+            for b in blocks
+        ]
+        for choice in choices
+    }
     turns = FIRST_TURNS if call_s < LONG_S else 1
     try:
-        return _time_together(model, blocks, x, call.rows, choices, training, turns, budget_s)
+        return time_ways(model, runs, (), ways, turns=turns, budget_s=budget_s)
     except TorchweldError:  # one of them cannot be welded
         if len(choices) == 1:
             return {}
@@ -107,30 +115,30 @@ def time_choices(
         return {choice: timed for one in alone for choice, timed in one.items()}
 
 
-def _time_together(
+def time_ways(
     model: nn.Module,
-    blocks: Sequence[Block],
-    x: Tensor,
-    rows: int,
-    choices: Sequence[Choice],
-    training: bool,
+    runs: Sequence[Callable[[], object]],
+    baseline: Sequence[Decision],
+    ways: Mapping[Choice, Sequence[Decision]],
+    *,
     turns: int,
     budget_s: float,
 ) -> dict[Choice, Timed]:
-    """All choices in the same rounds, except those that are far behind at first look."""
-    modules = [module_of(model, block) for block in blocks]
-    runs = [block_call(m, b, x, training) for m, b in zip(modules, blocks, strict=True)]
-    decisions = [
-        [Decision(block=b, by_rows=((rows, rows, choice),), training=training) for b in blocks]
-        for choice in choices
-    ]
+    """Modules welded by each choice, against the modules as `baseline` welds them.
+
+    An empty baseline is the modules' own code. All are timed in the same rounds, except choices
+    that are far behind at first look. A speed is that of one of the `runs`.
+    """
+    choices = list(ways)
+    paths = dict.fromkeys(d.block.path for own in ways.values() for d in own)
+    modules = [model.get_submodule(path) for path in paths]
     names = [f"{choice.backend} {choice.mode}" for choice in choices]
-    with faces(model, decisions) as (original, *welded):
+    with faces(model, [baseline, *ways.values()]) as (_, before, *welded):
         sides = [FaceSide(face, runs) for face in welded]
         behind = _behind(sides, names, turns)
         taken = [i for i, name in enumerate(names) if name not in behind]
         found: Any = compare(
-            FaceSide(original, runs),
+            FaceSide(before, runs),
             *(sides[i] for i in taken),
             names=("original", *(names[i] for i in taken)),
             budget_s=budget_s / len(taken),
@@ -145,11 +153,11 @@ def _time_together(
         }
         for i, one in zip(taken, found if isinstance(found, list) else [found], strict=True):
             welded[i].show()
-            timed[choices[i]] = _timed(one, modules)
+            timed[choices[i]] = _timed(one, modules, len(runs))
     return timed
 
 
-def _none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:
+def none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:
     return dict.fromkeys(choices, Timed(verdict="not measured", speed=NotMeasured(why)))
 
 
@@ -171,9 +179,9 @@ def _behind(sides: Sequence[FaceSide], names: Sequence[str], turns: int) -> dict
     }
 
 
-def _timed(found: Comparison, modules: Sequence[nn.Module]) -> Timed:
-    """The figures of one module. All were timed together, and show the face that was timed."""
-    speed, count = found.speed, len(modules)
+def _timed(found: Comparison, modules: Sequence[nn.Module], count: int) -> Timed:
+    """The figures of one run of `count`. The modules show the face that was timed."""
+    speed = found.speed
     if isinstance(speed, Speed):
         before_us, after_us = speed.before_us / count, speed.after_us / count
         speed = replace(speed, before_us=before_us, after_us=after_us)
@@ -186,15 +194,15 @@ def _timed(found: Comparison, modules: Sequence[nn.Module]) -> Timed:
     )
 
 
-def _call_s(run: Callable[[], object]) -> float:
+def seconds_of(run: Callable[[], object]) -> float:
     run()
     begun_s = time.perf_counter()
     run()
     return time.perf_counter() - begun_s
 
 
-def _instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
-    """How many blocks to time, so that there is time for the rounds that a verdict needs."""
+def instances(call_s: float, there: int, choices: int, budget_s: float) -> int:
+    """How many to time, so that there is time for the rounds that a verdict needs."""
     fits = int(budget_s / (ROUNDS_WANTED * 2 * (2 + choices) * max(call_s, 1e-7)))
     return max(1, min(there, fits, MOST_INSTANCES))
 

@@ -5,20 +5,21 @@ In: a model, a block of it, a call to verify on. Out: a `Trial` without a speed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from torchweld.core.blocks import LayerForm, parse_spec, split_tensors
 from torchweld.core.not_measured import NotMeasured
-from torchweld.numerics.rule import Judgement, check_block
+from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops import backends
 from torchweld.ops.backends.backend import Form, device_of
 from torchweld.plans.block_calls import input_like, tensors_of
 from torchweld.plans.plan import UNASKED, Trial, Verdict
-from torchweld.welds.decisions import Choice
 from torchweld.welds.found_blocks import Block, Call
+from torchweld.welds.weld_decisions import Choice
 
 # The most rows and columns that a block is verified on: all are alike, and float64 is slow and
 # large.
@@ -37,9 +38,9 @@ def verify_choice(
     dtype, device = getattr(torch, call.dtype), device_of(tensors[0])
     reasons = backend.unsupported_reasons(form, [call.shape], dtype, device, choice.mode)
     if reasons:
-        return _unverified(choice, "cannot serve", "; ".join(reasons))
+        return unverified(choice, "cannot serve", "; ".join(reasons))
     if tensors[0].is_meta:
-        return _unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
+        return unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
     x = input_like(call, rows=max(1, min(call.rows, MOST_VERIFIED_ROWS))).to(device)
     columns = None if training else _some_columns(forms[-1], block.out_features)
     grads = None
@@ -61,6 +62,15 @@ def verify_choice(
         few = tensors if columns is None else _narrowed(forms, tensors, columns)
         return check_block(candidate, x, few, forms, grads=grads)
 
+    return replace(judged_trial(choice, judged, tensors), copied_bytes=copied)
+
+
+def judged_trial(
+    choice: Choice,
+    judged: Callable[[Sequence[Tensor]], dict[str, Judgement]],
+    tensors: Sequence[Tensor],
+) -> Trial:
+    """What `judged` says of the tensors, as a trial that is still to be timed."""
     found = judged(tensors)
     if not all(judgement.meaningful for judgement in found.values()):
         # The weights are zero, as those of a new adapter are. Random weights say more.
@@ -73,11 +83,10 @@ def verify_choice(
         verdict="wrong" if wrong else "not measured",
         speed=NotMeasured("; ".join(wrong)) if wrong else UNASKED,
         error_ratio=min(ratio, 1e30),
-        copied_bytes=copied,
     )
 
 
-def _unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
+def unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
     why = NotMeasured(reason)
     return Trial(choice=choice, verified=False, verdict=verdict, speed=why, error_ratio=why)
 

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import UNMEASURED
-from torchweld.core.speeds import Speed
 
 Fields = Mapping[str, Any]
 
@@ -63,6 +63,11 @@ def plan(fields: dict[str, Any]) -> dict[str, Any]:
     if "whole" in fields:
         found["whole"] = _each(fields["whole"], _whole)
     return found
+
+
+def without_groups(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 to format 3, which has groups."""
+    return dict(fields)
 
 
 def _each(items: Any, upgrade: Any) -> Any:

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchweld.core.inputs import Workload
-from torchweld.core.interrupts import is_interrupt
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.passing_exceptions import is_interrupt
 from torchweld.plans.block_calls import tensors_of
 from torchweld.plans.plan import UNASKED
-from torchweld.welds.decisions import Decision
+from torchweld.welds.weld_decisions import Decision
 
 
 def flops_share(
@@ -42,5 +42,5 @@ def flops_of_block(model: nn.Module, decision: Decision) -> float:
     """The FLOPs of all calls that the decision covers."""
     block = decision.block
     weights = sum(t.numel() for t in tensors_of(model, block) if t.dim() == 2)
-    covered = (call for call in block.calls if decision.choice(call.rows) is not None)
+    covered = (call for call in block.calls if decision.covers(call.rows))
     return sum(2.0 * weights * call.rows * call.count for call in covered)

@@ -21,8 +21,8 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Bounds, Length, Positive, Word
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.records import to_plain
+from torchweld.core.safe_text import clean
 from torchweld.core.saved_records import SavedRecord
-from torchweld.core.texts import clean
 from torchweld.machine import kernel_build
 
 TABLES = Path(__file__).parent / "tables"

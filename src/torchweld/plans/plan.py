@@ -11,20 +11,20 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from torch import nn
 
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Bounds, Count, Length, Measured, Positive, Ratio, Word
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
-from torchweld.core.speeds import Speed
 from torchweld.machine.fingerprint import Fingerprint
 from torchweld.plans import earlier_plans
-from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.found_blocks import Block, Refusal
-from torchweld.welds.marks import plain_root
+from torchweld.welds.weld_decisions import Choice, Decision, Ranges
+from torchweld.welds.weld_marks import plain_root
 
 # "behind": far behind another choice at first look. "known": not timed here, but known to be faster
 # by a table. "not known": neither.
@@ -129,23 +129,12 @@ class Tuning:
         self.__dict__.update(earlier_plans.tuning(state))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A block with its tuning, by number of rows."""
+class Tuned:
+    """What was tuned, by number of rows."""
 
-    block: Block
-    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+    tunings: tuple[Tuning, ...]
 
-    def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
-        if not self.block.calls:
-            yield "has a block without calls; only blocks that were called are planned"
-        called = {call.rows for call in self.block.calls}
-        odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
-        for rows in odd:
-            yield f"is tuned for {rows} rows, and was never called with that many"
-
-    def by_rows(self) -> tuple[tuple[int, int, Choice | None], ...]:
+    def by_rows(self) -> Ranges:
         """Ranges of rows. Between two measured counts with the same choice, that choice holds."""
         chosen: dict[int, Choice | None] = {}
         for tuning in sorted(self.tunings, key=lambda tuning: (tuning.rows, -tuning.count)):
@@ -170,17 +159,49 @@ class Planned:
         """Bytes of its copy of the weights, which all row counts share."""
         return max((t.best.copied_bytes for t in self.tunings if t.best is not None), default=0)
 
-    def unwelded(self, reason: str) -> Planned:
-        """The same with nothing chosen."""
-        tunings = tuple(replace(one, chosen=None, reason=reason) for one in self.tunings)
-        return replace(self, tunings=tunings)
-
     @property
     def outcome(self) -> Outcome:
         """Welded if it is at any number of rows; else "not measured" if it is at any."""
         found = {tuning.outcome for tuning in self.tunings}
         order: tuple[Outcome, ...] = ("welded", "not measured", "not known", "not faster")
         return next((one for one in order if one in found), "cannot be welded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(Tuned):
+    """A block with its tuning."""
+
+    block: Block
+    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if not self.block.calls:
+            yield "has a block without calls; only blocks that were called are planned"
+        called = {call.rows for call in self.block.calls}
+        odd = (tuning.rows for tuning in self.tunings if tuning.rows not in called)
+        for rows in odd:
+            yield f"is tuned for {rows} rows, and was never called with that many"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedGroup(Tuned):
+    """Blocks that read the same input, tuned as one op.
+
+    A trial's speed is over its members one by one, each as it is planned: welded, or left as it is.
+    """
+
+    name: Word  # the `group` of its blocks
+    tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
+
+
+AnyPlanned = TypeVar("AnyPlanned", Planned, PlannedGroup)
+
+
+def unwelded(planned: AnyPlanned, reason: str) -> AnyPlanned:
+    """The same with nothing chosen."""
+    tunings = tuple(replace(one, chosen=None, reason=reason) for one in planned.tunings)
+    return replace(planned, tunings=tunings)
 
 
 def structure_of(model: nn.Module) -> str:
@@ -193,12 +214,20 @@ def structure_of(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def decided(planned: Iterable[Planned], training: bool) -> tuple[Decision, ...]:
-    """One decision for each block that is welded."""
+def decided(
+    planned: Iterable[Planned], training: bool, groups: Iterable[PlannedGroup] = ()
+) -> tuple[Decision, ...]:
+    """One decision for each block that is welded, by itself or in its group."""
+    in_group = {group.name: group.by_rows() for group in groups if group.welded}
     return tuple(
-        Decision(block=one.block, by_rows=one.by_rows(), training=training)
+        Decision(
+            block=one.block,
+            by_rows=one.by_rows(),
+            training=training,
+            in_group=in_group.get(one.block.group, ()),
+        )
         for one in planned
-        if one.welded
+        if one.welded or one.block.group in in_group
     )
 
 
@@ -230,8 +259,8 @@ class Plan(SavedRecord):
 
     FORMAT = RecordFormat(
         what="plan",
-        version=2,
-        upgrades={1: earlier_plans.plan},
+        version=3,
+        upgrades={1: earlier_plans.plan, 2: earlier_plans.without_groups},
         remedy="plan again",
         indent=1,
         most_bytes=1 << 26,
@@ -244,6 +273,7 @@ class Plan(SavedRecord):
     torch: Word
     planned: Annotated[tuple[Planned, ...], Length(most=100_000)]
     refused: Annotated[tuple[Refusal, ...], Length(most=100_000)] = ()
+    groups: Annotated[tuple[PlannedGroup, ...], Length(most=100_000)] = ()
     whole: Annotated[tuple[Whole, ...], Length(most=10_000)] = ()
     copied_bytes: Count = 0
     # The share of welded blocks in the FLOPs of all inputs.
@@ -256,7 +286,10 @@ class Plan(SavedRecord):
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        return decided(self.planned, self.training)
+        return decided(self.planned, self.training, self.groups)
+
+    def members(self, group: PlannedGroup) -> tuple[Planned, ...]:
+        return tuple(one for one in self.planned if one.block.group == group.name)
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -291,9 +324,16 @@ class Plan(SavedRecord):
         if len(set(paths)) != len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)
             yield f"plans the block {twice!r} twice"
+        names = [group.name for group in self.groups]
+        if len(set(names)) != len(names):
+            yield "plans a group twice"
+        members = Counter(one.block.group for one in self.planned)
+        for name in names:
+            if not name or members[name] < 2:
+                yield f"plans the group {name!r}, which does not have two of its blocks"
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None}
+        absent = {"flops_share": UNASKED, "table": None, "busy": "", "made_on": None, "groups": ()}
         for name, default in absent.items():
             self.__dict__.setdefault(name, default)

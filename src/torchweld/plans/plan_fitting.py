@@ -18,11 +18,11 @@ from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.plans.choice_verifying import verify_choice
-from torchweld.plans.plan import Plan, Planned, structure_of
-from torchweld.welds.decisions import Decision
-from torchweld.welds.finding.rereading import Rereader, differences
+from torchweld.plans.plan import Plan, Planned, PlannedGroup, structure_of
+from torchweld.welds.finding.block_rereading import Rereader, differences
 from torchweld.welds.found_blocks import Block, Refusal
 from torchweld.welds.swapping.swap import why_not
+from torchweld.welds.weld_decisions import Decision, Ranges
 
 OnMismatch = Literal["raise", "verify", "skip"]
 
@@ -94,22 +94,42 @@ def compare_blocks(model: nn.Module, plan: Plan) -> Fit:
     Which calls a block is valid for, and what it depends on, is taken from the model alone.
     """
     rereader = Rereader(model)
-    found = [_compared(rereader, plan, one) for one in plan.planned if one.welded]
+    in_group: dict[str, Ranges] = {}
+    refused: list[Refusal] = []
+    for group in plan.groups:
+        if wrong := _damage(group):
+            refused.append(Refusal(path=group.name, kind="group", reason=wrong))
+        elif group.welded:
+            in_group[group.name] = group.by_rows()
+    found = [
+        _compared(rereader, plan.training, one, in_group.get(one.block.group, ()))
+        for one in plan.planned
+        if one.welded or one.block.group in in_group
+    ]
     fit = Fit(decisions=tuple(one for one in found if isinstance(one, Decision)), refused=())
-    return fit.without([one for one in found if isinstance(one, Refusal)])
+    return fit.without([*refused, *(one for one in found if isinstance(one, Refusal))])
 
 
-def _compared(rereader: Rereader, plan: Plan, one: Planned) -> Decision | Refusal:
+def _damage(record: Planned | PlannedGroup) -> str:
+    """What is wrong with a record, which anybody can have changed; "" if nothing is."""
+    try:
+        from_plain(type(record), to_plain(record), "it")
+    except RecordError as error:
+        return str(error)
+    return ""
+
+
+def _compared(
+    rereader: Rereader, training: bool, one: Planned, in_group: Ranges
+) -> Decision | Refusal:
     """The decision about a planned block, or what differs between the plan and the model."""
     block = one.block
-    try:
-        from_plain(Planned, to_plain(one), "it")  # anybody can have changed it
-    except RecordError as error:
-        return _refusal(block, str(error))
+    if wrong := _damage(one):
+        return _refusal(block, wrong)
     now = rereader.read(block)
     if isinstance(now, Refusal):
         return now
-    decision = Decision(block=now, by_rows=one.by_rows(), training=plan.training)
+    decision = Decision(block=now, by_rows=one.by_rows(), training=training, in_group=in_group)
     for what in (*_differences(now, block), *decision.problems()):
         return _refusal(block, what)
     return decision
@@ -140,7 +160,8 @@ _ALSO = {"dropout": "its dropout", "covers": "what is inside it"}
 def _wrong(model: nn.Module, decision: Decision) -> Refusal | None:
     """Why the block's numbers are not right here; None if they are."""
     block = decision.block
-    for choice in decision.choices:
+    in_group = (choice for _, _, choice in decision.in_group if choice is not None)
+    for choice in dict.fromkeys((*decision.choices, *in_group)):
         found = verify_choice(model, block, block.calls[0], choice, decision.training)
         if not found.verified:
             return _refusal(block, found.reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchweld.core.arguments import (
+from torchweld.core.argument_checks import (
     Progress,
     check_flags,
     check_kind,

@@ -16,26 +16,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchweld.core.arguments import Progress, check_kind, check_model
-from torchweld.core.inputs import as_workloads
-from torchweld.core.names import known
-from torchweld.core.undisturbed import Apart, undisturbed
+from torchweld.core.argument_checks import Progress, check_kind, check_model
+from torchweld.core.interrupt_safety import Apart, undisturbed
+from torchweld.core.model_inputs import as_workloads
+from torchweld.core.typed_names import known
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
-from torchweld.machine.load import load_words
+from torchweld.machine.machine_load import load_words
 from torchweld.plans.flops_share import flops_share
+from torchweld.plans.group_tuning import tune_groups
+from torchweld.plans.kernel_choice import tune
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, structure_of
 from torchweld.plans.plan_fitting import OnMismatch, fit_here
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.time_budget import share_out
-from torchweld.plans.tuning import tune
 from torchweld.plans.whole_model import MeasuredWhole, measure_wholes, without_wrong
 from torchweld.profiles.profile import Profile
 from torchweld.welds.cloning.model_clone import clone_to_run
 from torchweld.welds.finding.find import find, rebound
-from torchweld.welds.marks import PLAN_KEY, plain_root
 from torchweld.welds.swapping.swap import all_or_nothing, reweld
+from torchweld.welds.weld_marks import PLAN_KEY, plain_root
 
 log = logging.getLogger("torchweld")
 
@@ -109,6 +110,7 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
     with torch.inference_mode(False):
         budget = share_out(copy, workloads, blocks, options)
         tuned = tune(copy, blocks, options, budget, memory)
+        tuned = tune_groups(copy, tuned, options, budget, memory)
         wholes = measure_wholes(copy, tuned, workloads, options, budget, memory)
         kept = without_wrong(tuned, wholes)
         share = flops_share(copy, kept.decisions, workloads)
@@ -120,8 +122,9 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
         torch=torch.__version__,
         planned=kept.planned,
         refused=blocks.refused,
+        groups=kept.groups,
         whole=tuple(one.whole for one in wholes),
-        copied_bytes=sum(one.copied_bytes for one in kept.planned),
+        copied_bytes=sum(one.copied_bytes for one in (*kept.planned, *kept.groups)),
         flops_share=share,
         forced=options.force,
         table=tuned.table,
@@ -139,8 +142,10 @@ def _notices(made: Plan, options: PlanOptions, memory: MeasurementCache) -> Iter
     for one in made.whole:
         if one.verdict == "wrong":
             yield f"nothing is welded: on {one.workload} {one.reason}"
-    unmeasured = made.outcomes["not measured"] or any(
-        one.verdict == "not measured" for one in made.whole
+    unmeasured = (
+        made.outcomes["not measured"]
+        or any(one.verdict == "not measured" for one in made.whole)
+        or any(group.outcome == "not measured" for group in made.groups)
     )
     if options.timing and unmeasured:
         more = math.ceil(4 * options.seconds)

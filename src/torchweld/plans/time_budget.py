@@ -8,28 +8,31 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from torchweld.core.inputs import Workload
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import UNASKED
 from torchweld.plans.plan_options import PlanOptions
-from torchweld.timing.verdicts import FEW_ROUNDS
+from torchweld.timing.timing_verdicts import FEW_ROUNDS
 from torchweld.welds.found_blocks import Blocks
 
 # The share of the whole model, before and after welding, in the time for measuring.
 WHOLE_SHARE = 0.4
 # The same if the whole model can only be verified, because its steps are too long to be timed.
 UNTIMED_SHARE = 0.1
+# Of the budget, for groups of blocks, if there are any.
+GROUPS_SHARE = 0.12
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBudget:
-    """Until when blocks and the whole model are measured, by `time.perf_counter`.
+    """Until when blocks, groups and the whole model are measured, by `time.perf_counter`.
 
     untimed: for each workload, why the whole model is not timed on it; None if it is
     """
 
     blocks_end_s: float
+    groups_end_s: float
     end_s: float
     untimed: tuple[NotMeasured | None, ...]
 
@@ -44,8 +47,13 @@ def share_out(
     if options.timing and blocks:
         untimed = tuple(_why_untimed(model, one, options.training, each_s) for one in workloads)
     share = WHOLE_SHARE if None in untimed else UNTIMED_SHARE
+    groups_end_s = begun_s + budget_s * (1 - share)
+    groups_s = budget_s * GROUPS_SHARE if any(block.group for block in blocks) else 0.0
     return TimeBudget(
-        blocks_end_s=begun_s + budget_s * (1 - share), end_s=begun_s + budget_s, untimed=untimed
+        blocks_end_s=groups_end_s - groups_s,
+        groups_end_s=groups_end_s,
+        end_s=begun_s + budget_s,
+        untimed=untimed,
     )
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 from torchweld.core.errors import NotMeasuredError
-from torchweld.core.inputs import Workload
+from torchweld.core.measured_speed import Speed
+from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
 from torchweld.findings import welding_bound
 from torchweld.machine import measured_peaks
 from torchweld.numerics.model_check import (
@@ -28,15 +28,24 @@ from torchweld.numerics.model_check import (
     step_of,
     truth_of,
 )
-from torchweld.plans.ceiling import ceiling
 from torchweld.plans.choice_timing import FaceSide
+from torchweld.plans.kernel_choice import TunedBlocks
 from torchweld.plans.measurement_cache import MeasurementCache
-from torchweld.plans.plan import SETTLED, UNASKED, Planned, Whole, structure_of
+from torchweld.plans.plan import (
+    SETTLED,
+    UNASKED,
+    Planned,
+    PlannedGroup,
+    Tuned,
+    Whole,
+    structure_of,
+    unwelded,
+)
 from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.speed_ceiling import ceiling
 from torchweld.plans.time_budget import TimeBudget
-from torchweld.plans.tuning import TunedBlocks
 from torchweld.timing import Comparison, compare
-from torchweld.welds.swapping.faces import both_faces
+from torchweld.welds.swapping.module_faces import both_faces
 
 # If the times of all blocks are remembered, a plan should take seconds, the whole model included.
 REMEMBERED_S = 4.0
@@ -66,7 +75,7 @@ def measure_wholes(
         with suppress(NotMeasuredError):  # then no ceiling is shown
             measured_peaks.peaks(measure=True)
     end_s = budget.end_s
-    if all(tuning.remembered for one in tuned.planned for tuning in one.tunings):
+    if all(t.remembered for one in (*tuned.planned, *tuned.groups) for t in one.tunings):
         end_s = min(end_s, time.perf_counter() + REMEMBERED_S)
     predicted: float | NotMeasured = UNASKED
     if options.profile is not None and len(workloads) == 1:
@@ -114,6 +123,8 @@ def measure_whole(
     truth = truth_of(model, workload, training)
     step = step_of(model, workload, training)
     with both_faces(model, decisions) as (original, welded):
+        if tuned.groups:  # which run together from the second call on
+            step()
         got = results(model, workload, training)
         compared = compare_results(got, expected, truth, depth_of(model))
         check = Check.of(compared, truth.why_not_exact)
@@ -144,7 +155,9 @@ def measure_whole(
         )
     whole = replace(whole, verdict=rounds.verdict, speed=rounds.speed)
     if isinstance(whole.speed, Speed):
-        whole = replace(whole, promised=promised(tuned.planned, whole.speed.before_us))
+        whole = replace(
+            whole, promised=promised(tuned.planned, whole.speed.before_us, tuned.groups)
+        )
     if not training:
         above = ceiling(model, decisions, step)
         whole = replace(whole, ceiling=above.limit, time_share=above.share)
@@ -164,23 +177,33 @@ def _without_false_bounds(whole: Whole) -> Whole:
     return replace(whole, **broken)
 
 
-def promised(planned: Sequence[Planned], whole_us: float) -> float | NotMeasured:
+def promised(
+    planned: Sequence[Planned], whole_us: float, groups: Sequence[PlannedGroup] = ()
+) -> float | NotMeasured:
     """The speed-up of a step of `whole_us` if every block gains what it gained by itself.
 
-    If the blocks took longer by themselves than the whole step, only their shares count.
+    If the blocks took longer by themselves than the whole step, only their shares count. The gain
+    of a group is added: it was timed against its members as they are planned.
     """
-    before, saved = 0.0, 0.0
-    for one in planned:
-        for tuning in one.tunings:
-            speed = tuning.best.speed if tuning.best is not None else None
-            if isinstance(speed, Speed):
-                taken = tuning.count * speed.before_us
-                before += taken
-                saved += taken * (1 - 1 / speed.speedup)
+    before, saved = _timed_us(planned)
+    of_groups, more = _timed_us(groups)
+    before, saved = max(before, of_groups), saved + more
     if not before:
         return NotMeasured("no block was timed")
     saved *= min(1.0, whole_us / before)
     return whole_us / max(whole_us - saved, 1e-3 * whole_us)
+
+
+def _timed_us(planned: Sequence[Tuned]) -> tuple[float, float]:
+    """What all calls took before, and what was saved."""
+    before, saved = 0.0, 0.0
+    for tuning in (tuning for one in planned for tuning in one.tunings):
+        speed = tuning.best.speed if tuning.best is not None else None
+        if isinstance(speed, Speed):
+            taken = tuning.count * speed.before_us
+            before += taken
+            saved += taken * (1 - 1 / speed.speedup)
+    return before, saved
 
 
 def without_wrong(tuned: TunedBlocks, wholes: Sequence[MeasuredWhole]) -> TunedBlocks:
@@ -188,4 +211,8 @@ def without_wrong(tuned: TunedBlocks, wholes: Sequence[MeasuredWhole]) -> TunedB
     if all(one.whole.verdict != "wrong" for one in wholes):
         return tuned
     reason = "the whole model gave other numbers"
-    return replace(tuned, planned=tuple(one.unwelded(reason) for one in tuned.planned))
+    return replace(
+        tuned,
+        planned=tuple(unwelded(one, reason) for one in tuned.planned),
+        groups=tuple(unwelded(one, reason) for one in tuned.groups),
+    )

@@ -2,8 +2,8 @@
 
 Rooms, each of which imports only from those above it:
 
-- `profile.py` holds the result, `events.py` what a profiler saw; `doubts.py` says when a time is
-  not believed, and `dispatch_counts.py` counts ops without a profiler
+- `profile.py` holds the result, `recorded_events.py` what a profiler saw; `profile_doubts.py` says
+  when a time is not believed, and `dispatch_counts.py` counts ops without a profiler
 - `attributing/`: what an op is, which of ops inside ops counts, and which module owns it
 - `accounting/`: what an op has to do, what that costs at least, what its time consists of, and what
   changed between two profiles (`profile_diff.py`, `tw.diff`)

@@ -21,7 +21,7 @@ from torchweld.core.record_format import RecordFormat
 from torchweld.core.records import to_plain
 from torchweld.core.saved_records import SavedRecord
 from torchweld.machine.measured_peaks import Peaks
-from torchweld.profiles.doubts import doubt
+from torchweld.profiles.profile_doubts import doubt
 
 # Of a tensor in a file. No memory holds more.
 MOST_ELEMENTS = 1 << 62

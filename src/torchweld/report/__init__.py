@@ -3,17 +3,17 @@
 - profiles: `profile_text.py` puts the sections together (`profile_verdict.py`, `module_tree.py`,
   `op_table.py`, `device_section.py`, `profile_sections.py`), `profile_json.py` is the same as data,
   `diff_text.py` shows two of them
-- other tools: `exports.py` writes chrome traces, folded stacks and speedscope files from
-  `timeline.py` and `stacks.py`
+- other tools: `trace_exports.py` writes chrome traces, folded stacks and speedscope files from
+  `trace_timeline.py` and `flame_stacks.py`
 - all else: `plan_text.py`, `bench_text.py` with its tables and extras, `gate_text.py`,
   `run_text.py` for the history
-- `style.py`: columns, tables, bars, and the last look at every character
+- `text_style.py`: columns, tables, bars, and the last look at every character
 """
 
 from torchweld.report.diff_text import diff_sections
-from torchweld.report.exports import chrome_trace, folded, speedscope
 from torchweld.report.profile_json import summary
 from torchweld.report.profile_text import View, brief_sections, profile_sections, profile_text
+from torchweld.report.trace_exports import chrome_trace, folded, speedscope
 
 __all__ = [
     "View",

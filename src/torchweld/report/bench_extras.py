@@ -12,11 +12,11 @@ from rich.text import Text
 from torchweld.bench.bench_results import PERCENTILES, Bench, Cell
 from torchweld.bench.bench_rows import calls_per_s
 from torchweld.bench.bench_summary import Map, Outcome, Spot, maps
-from torchweld.core.figures import counted, figure
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
+from torchweld.core.number_text import counted, figure
+from torchweld.core.safe_text import clean
 from torchweld.report.bench_tables import COLOURS, shown
-from torchweld.report.style import LEAST_LABEL, Column, Sheet, cut, heading, indented
+from torchweld.report.text_style import LEAST_LABEL, Column, Sheet, cut, heading, indented
 
 SIGNS: dict[Outcome, tuple[str, str]] = {
     "wins": ("+", "green"),
@@ -60,7 +60,7 @@ def latency_section(bench: Bench, width: int) -> Iterator[RenderableType]:
 
 
 def _hot(bench: Bench) -> str:
-    """Said where the rest is cold: calls that follow each other find what the last one left."""
+    """Says that weights are hot although the rest is cold: calls follow each other."""
     return ", weights hot" if bench.cold else ""
 
 
@@ -82,11 +82,11 @@ def _sheet(cells: Sequence[Cell], columns: Sequence[Column], width: int) -> Shee
 
 
 def callers_section(bench: Bench, width: int) -> Iterator[RenderableType]:
-    """Calls a second under some threads at once, and how that compares with eager's."""
+    """Calls per second by several threads at once, and how that compares with eager's."""
     cells = [cell for cell in bench.cells if any(r.callers is not None for r in cell.results)]
     if not cells:
         return
-    title = f"calls a second, {counted(bench.callers, 'caller')} at once"
+    title = f"calls per second, {counted(bench.callers, 'caller')} at once"
     yield heading(title, f"windows in turn{_hot(bench)}; speed over eager's")
     columns = [
         Column("", _name_width(bench), left=True),

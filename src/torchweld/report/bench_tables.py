@@ -14,17 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.bench.bench_results import Bench, Cell, Result
-from torchweld.core.figures import figure
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.speeds import Speed
-from torchweld.core.texts import clean
+from torchweld.core.number_text import figure
+from torchweld.core.safe_text import clean
 
 Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}
 HEADERS = {"onnxruntime": "ONNX\nRuntime", "openvino": "Open\nVINO", "compile-max": "compile\nmax"}
 LEFT = ("block", "input", "dtype", "interval", "verdict", "kernel")
 
-# The first goes first. The walk-through is about ops and what launching them costs.
+# In the order in which they are left out. The walk-through is about ops and launching them.
 SPEED_SPARE = ("kernel", "error", "verdict", "interval")
 WORK_SPARE = ("CPU µs", "bufs", "GB/s", "GFLOP/s", "of peak")
 WALK_SPARE = ("bufs", "GB/s", "GFLOP/s", "of peak")
@@ -43,7 +43,7 @@ def shape_columns(cells: Sequence[Cell]) -> dict[str, Cells]:
 
 
 def block_texts(cells: Sequence[Cell]) -> list[str]:
-    """A block is named once: its lines stand beside its cells, what is left beside the last."""
+    """A block is named once: its lines stand beside its cells, the rest beside the last."""
     names = [_lines(cell) for cell in cells]
     texts: list[str] = []
     place = 0
@@ -127,7 +127,7 @@ def speed_table(bench: Bench, width: int) -> tuple[Table, list[str]]:
 
 
 def work_columns(bench: Bench) -> dict[str, Cells]:
-    """Pairs, eager's and the first backend's; without columns that nobody has a figure for."""
+    """Pairs, eager's and the first backend's; without columns that have no figures."""
 
     def pairs(value: Callable[[Cell, str], float | NotMeasured | None]) -> Cells:
         found = [(value(cell, "eager"), value(cell, bench.first)) for cell in bench.cells]

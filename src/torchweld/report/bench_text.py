@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from torchweld.bench.bench_goals import GoalVerdict
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.bench_summary import Summary
-from torchweld.core.figures import counted, figure, size
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
-from torchweld.machine.load import load_words
+from torchweld.core.number_text import counted, figure, size
+from torchweld.core.safe_text import clean
+from torchweld.machine.machine_load import load_words
 from torchweld.report.bench_extras import callers_section, latency_section, map_section
+from torchweld.report.bench_peers import goals_section, peers_section
 from torchweld.report.bench_tables import shown, speed_table, work_table
 
 
@@ -39,7 +41,9 @@ def note_lines(notes: Sequence[str]) -> Iterator[RenderableType]:
         yield Text(clean(note), style="yellow")
 
 
-def bench_sections(bench: Bench, summary: Summary, width: int) -> Iterator[RenderableType]:
+def bench_sections(
+    bench: Bench, summary: Summary, width: int, goals: Sequence[GoalVerdict] = ()
+) -> Iterator[RenderableType]:
     """After it: all that was found."""
     if bench.cells:
         speeds, spare = speed_table(bench, width)
@@ -50,11 +54,15 @@ def bench_sections(bench: Bench, summary: Summary, width: int) -> Iterator[Rende
         yield work
         yield Text(_work_legend(bench, spare), style="dim")
         yield from _work_notes(bench)
-        for section in (latency_section(bench, width), callers_section(bench, width)):
+        for section in (
+            latency_section(bench, width),
+            callers_section(bench, width),
+            map_section(bench),
+            peers_section(bench),
+            goals_section(goals),
+        ):
             for i, part in enumerate(section):
                 yield from ["", part] if i == 0 else [part]
-        for i, part in enumerate(map_section(bench)):
-            yield from ["", part] if i == 0 else [part]
         yield ""
     yield from closing(summary)
 
@@ -84,7 +92,7 @@ def _work_legend(bench: Bench, spare: list[str]) -> str:
 
 
 def _work_notes(bench: Bench) -> Iterator[RenderableType]:
-    """What the table of work has dashes for although the call was timed: how often, and why."""
+    """Why the table of work has dashes for calls that were timed, and how often."""
     timed = [
         (cell, name)
         for cell in bench.cells
@@ -153,5 +161,5 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _help(summary: Summary) -> str:
-    """What to add to the command, where that may help."""
+    """What to add to the command, if that may help."""
     return f"; on this machine {summary.remedy} may help" if summary.remedy else ""

@@ -11,10 +11,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.core.figures import counted, duration, listed, share
-from torchweld.core.texts import clean
+from torchweld.core.number_text import counted, duration, listed, share
+from torchweld.core.safe_text import clean
 from torchweld.profiles.profile import Device, Gap, Kernel, Profile
-from torchweld.report.style import WIDTH, bar_cells, cut, heading, indented, table
+from torchweld.report.text_style import WIDTH, bar_cells, cut, heading, indented, table
 
 KERNELS_SHOWN = 10
 GAPS_SHOWN = 3

@@ -11,12 +11,21 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.core.figures import MINUS, counted, duration, figure, listed, signed, size, unit_of
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
+from torchweld.core.number_text import (
+    MINUS,
+    counted,
+    duration,
+    figure,
+    listed,
+    signed,
+    size,
+    unit_of,
+)
+from torchweld.core.safe_text import clean
 from torchweld.profiles.accounting.profile_diff import Change, Diff
 from torchweld.report.profile_sections import notices_section
-from torchweld.report.style import WIDTH, Column, Sheet, cut_left, heading
+from torchweld.report.text_style import WIDTH, Column, Sheet, cut_left, heading
 
 ROWS_SHOWN = 25
 # With equal counts, a change under this share of the step gets no line.

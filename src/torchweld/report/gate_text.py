@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchweld.core.figures import counted, signed, size
+from torchweld.core.module_paths import grouped_paths
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.paths import grouped_paths
+from torchweld.core.number_text import counted, signed, size
 from torchweld.core.records import to_plain
-from torchweld.gates.baseline import Baseline
-from torchweld.gates.counters import NAMES
+from torchweld.gates.gate_baseline import Baseline
+from torchweld.gates.gate_outcome import CounterChange, LostBlock, Outcome, TimeVerdict
 from torchweld.gates.held_blocks import held_by, unheld_lines
-from torchweld.gates.outcome import CounterChange, LostBlock, Outcome, TimeVerdict
+from torchweld.gates.step_counters import NAMES
 
 WORDS = {0: "passed", 1: "FAILED", 2: "not measured"}
 

@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.figures import figure, size, unit_of
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
-from torchweld.profiles.accounting.splits import Account, Split, added, measured
+from torchweld.core.number_text import figure, size, unit_of
+from torchweld.core.safe_text import clean
+from torchweld.profiles.accounting.time_splits import Account, Split, added, measured
 from torchweld.profiles.profile import Profile, deepest_first
 from torchweld.report.profile_verdict import largest_waste
-from torchweld.report.style import WIDTH, Column, Sheet, brief_arguments, cut, percent
+from torchweld.report.text_style import WIDTH, Column, Sheet, brief_arguments, cut, percent
 
 Order = Literal["model", "time", "waste", "ops"]
 ORDERS: tuple[Order, ...] = ("model", "time", "waste", "ops")

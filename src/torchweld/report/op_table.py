@@ -12,14 +12,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.core.figures import duration, figure, size
 from torchweld.core.not_measured import NotMeasured
-from torchweld.profiles.accounting.account import Account
+from torchweld.core.number_text import duration, figure, size
 from torchweld.profiles.accounting.rooflines import OpRow, roofline
+from torchweld.profiles.accounting.time_account import Account
 from torchweld.profiles.profile import Profile
+from torchweld.report.flame_stacks import op_name
 from torchweld.report.module_tree import Order, waste_cell
-from torchweld.report.stacks import op_name
-from torchweld.report.style import Column, Sheet, cut, heading, percent
+from torchweld.report.text_style import Column, Sheet, cut, heading, percent
 
 OPS_SHOWN = 12
 

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
-from torchweld.core.figures import age, counted, duration, figure, share, size
+from torchweld.core.measured_speed import Speed
+from torchweld.core.module_paths import grouped_paths
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.paths import grouped_paths
-from torchweld.core.speeds import Speed
-from torchweld.core.texts import clean
-from torchweld.plans.plan import Outcome, Plan, Planned, Tuning, Whole
+from torchweld.core.number_text import age, counted, duration, figure, share, size
+from torchweld.core.safe_text import clean
+from torchweld.plans.plan import Outcome, Plan, Planned, PlannedGroup, Tuned, Tuning, Whole
 from torchweld.welds.found_blocks import Domain, Refusal
 
 WIDTH = 100
@@ -37,7 +37,7 @@ def plan_text(plan: Plan) -> str:
     lines += [line for one in _account(plan) for line in _wrapped(one, "  ")]
     lines += [line for one in _left(plan) for line in _wrapped(one, "  ")]
     if plan.planned:
-        lines += ["", *_table(plan.planned)]
+        lines += ["", *_table(plan)]
     lines += [line for notice in plan.notices for line in _wrapped(f"note: {notice}")]
     return "\n".join(map(clean, lines))
 
@@ -89,7 +89,7 @@ def _why_nothing(plan: Plan) -> str:
     return f"{', '.join(told)}{table}{f' ({why})' if why else ''}"
 
 
-def _why_unmeasured(planned: Iterable[Planned]) -> str:
+def _why_unmeasured(planned: Iterable[Tuned]) -> str:
     """Why the first tuning that could not be measured could not; "" if all could."""
     whys = (t.why_unmeasured for one in planned for t in one.tunings if t.unmeasured)
     return next(filter(None, whys), "")
@@ -100,9 +100,12 @@ def _welded_words(plan: Plan) -> str:
     welded = Counter(one.block.layers > 1 for one in plan.planned if one.welded)
     found = Counter(one.block.layers > 1 for one in plan.planned)
     names = {True: "MLPs", False: "Linears"}
-    return " and ".join(
+    words = [
         f"{welded[kind]} of {found[kind]} {name}" for kind, name in names.items() if found[kind]
-    )
+    ]
+    if together := sum(group.welded for group in plan.groups):
+        words.append(f"{together} of {counted(len(plan.groups), 'group')} that share an input")
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _gain(one: Whole) -> str:
@@ -143,33 +146,48 @@ def _account(plan: Plan) -> Iterator[str]:
 
 
 def _left(plan: Plan) -> Iterator[str]:
-    """Blocks that are left as they are, by reason; then modules that are not blocks."""
-    groups: dict[str, list[Planned]] = {}
-    for one in plan.planned if plan.decisions else ():
-        if not one.welded:
-            groups.setdefault(_why_left(one), []).append(one)
-    for why, same in groups.items():
+    """Blocks and groups that are left as they are, by reason; then modules that are not blocks."""
+    decided = {decision.block.path for decision in plan.decisions}
+    left: dict[str, list[Planned]] = {}
+    for one in plan.planned if decided else ():
+        if one.block.path not in decided:
+            left.setdefault(_why_left(one), []).append(one)
+    for why, same in left.items():
         names = ", ".join(_names([one.block.path for one in same]))
         yield f"{counted(len(same), 'block')} left as {_it(same)}: {why}: {names}"
+    apart: dict[str, list[PlannedGroup]] = {}
+    for group in plan.groups:
+        if not group.welded:
+            apart.setdefault(_why_left(group), []).append(group)
+    for why, alike in apart.items():
+        names = ", ".join(_names([_caller(group) for group in alike]))
+        yield f"{counted(len(alike), 'group')} run member by member: {why}: {names}"
     refused: dict[tuple[str, str], list[Refusal]] = {}
     for refusal in plan.refused:
         where = f" ({refusal.where})" if refusal.where else ""
         refused.setdefault((refusal.kind, f"{refusal.reason}{where}"), []).append(refusal)
-    for (kind, reason), alike in refused.items():
-        names = ", ".join(_names([one.path for one in alike]))
-        what = counted(len(alike), kind.rpartition(".")[2])
-        yield f"{what} left as {_it(alike)}, {names}: {reason}"
+    for (kind, reason), refusals in refused.items():
+        names = ", ".join(_names([one.path for one in refusals]))
+        what = counted(len(refusals), kind.rpartition(".")[2])
+        yield f"{what} left as {_it(refusals)}, {names}: {reason}"
 
 
 def _it(items: Sequence[object]) -> str:
     return "it is" if len(items) == 1 else "they are"
 
 
-def _why_left(one: Planned) -> str:
+def _caller(group: PlannedGroup) -> str:
+    """The module that calls its members."""
+    return group.name.rpartition("#")[0]
+
+
+def _why_left(one: Tuned) -> str:
     if one.outcome == "not measured":
         return f"not measured ({_why_unmeasured([one])})"
     if one.outcome == "cannot be welded":
         return next((t.reason for t in one.tunings), one.outcome)
+    if isinstance(one, PlannedGroup) and one.outcome == "not faster":
+        return "measured and no faster than its members one by one, beyond noise"
     return LEFT[one.outcome]
 
 
@@ -190,21 +208,21 @@ EXPLAINED = {
 def details_text(plan: Plan) -> str:
     """Times, bounds and promises of each workload, and what they mean."""
     lines = []
-    for one in plan.whole:
-        lines.append(one.workload)
-        if isinstance(one.speed, Speed):
-            times = f"{duration(one.speed.before_us)} before, {duration(one.speed.after_us)} after"
-            lines.append(f"  {'measured':<10}{one.speed}x; {times}, medians of the same rounds")
+    for whole in plan.whole:
+        lines.append(whole.workload)
+        if isinstance(speed := whole.speed, Speed):
+            times = f"{duration(speed.before_us)} before, {duration(speed.after_us)} after"
+            lines.append(f"  {'measured':<10}{speed}x; {times}, medians of the same rounds")
         else:
-            lines += _wrapped(f"measured  {one.speed}", "  ")
+            lines += _wrapped(f"measured  {speed}", "  ")
         for name, meaning in EXPLAINED.items():
-            value = getattr(one, name)
+            value = getattr(whole, name)
             known = not isinstance(value, NotMeasured)
             shown = f"{figure(value)}x" if known else str(value)
             lines += _wrapped(f"{name:<10}{shown}: {meaning}", "  ")
         lines.append("")
-    for block, names in _alike(plan.planned):
-        for tuning in block.tunings:
+    for one, names in (*_alike(plan.planned), *_alike_groups(plan)):
+        for tuning in one.tunings:
             earlier = f", measured {_when(tuning.remembered)}" if tuning.remembered else ""
             lines += _wrapped(f"{names} at {counted(tuning.rows, 'row')}{earlier}: {tuning.reason}")
     return "\n".join(map(clean, lines)).rstrip()
@@ -244,11 +262,16 @@ def _calls(domain: Domain) -> str:
 # ---- the table ----
 
 
-def _table(planned: Sequence[Planned]) -> list[str]:
+def _table(plan: Plan) -> list[str]:
     rows: list[tuple[str, ...]] = [COLUMNS]
-    for one, names in _alike(planned):
+    for one, names in _alike(plan.planned):
         for tuning in one.tunings:
-            rows.append((names, one.block.form, *_cells(tuning)))
+            rows.append((names, one.block.form, *_cells(tuning, "original")))
+            names = ""
+    for group, names in _alike_groups(plan):
+        computes = f"group of {len(plan.members(group))}"
+        for tuning in group.tunings:
+            rows.append((names, computes, *_cells(tuning, "one by one")))
             names = ""
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     # If the table is too wide, names are shortened first, then forms.
@@ -259,10 +282,12 @@ def _table(planned: Sequence[Planned]) -> list[str]:
         "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return lines + _remembered(planned)
+    if plan.groups:
+        lines.append("the speed-up of a group is over its members one by one, as they are planned")
+    return lines + _remembered((*plan.planned, *plan.groups))
 
 
-def _remembered(planned: Sequence[Planned]) -> list[str]:
+def _remembered(planned: Sequence[Tuned]) -> list[str]:
     """What the asterisks mean: times of earlier plans, with the age of the oldest."""
     whens = sorted({t.remembered for one in planned for t in one.tunings if t.remembered})
     if not whens:
@@ -282,10 +307,23 @@ def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
     return [(same[0], ", ".join(_names([p.block.path for p in same]))) for same in groups.values()]
 
 
-def _cells(tuning: Tuning) -> tuple[str, ...]:
+def _alike_groups(plan: Plan) -> list[tuple[PlannedGroup, str]]:
+    """Groups with the same tuning, as one line: "layers.*.attn: q, k, v"."""
+    alike: dict[tuple[object, ...], list[PlannedGroup]] = {}
+    for group in plan.groups:
+        paths = (one.block.path for one in plan.members(group))
+        members = ", ".join(path.removeprefix(f"{_caller(group)}.") for path in paths)
+        alike.setdefault((members, group.tunings), []).append(group)
+    return [
+        (same[0], f"{', '.join(_names([_caller(group) for group in same]))}: {members}")
+        for (members, _), same in alike.items()
+    ]
+
+
+def _cells(tuning: Tuning, unwelded: str) -> tuple[str, ...]:
     best = tuning.best
     if best is None:
-        return str(tuning.rows), "original", tuning.outcome, "", ""
+        return str(tuning.rows), unwelded, tuning.outcome, "", ""
     choice = f"{best.choice.backend} {best.choice.mode}"
     if isinstance(best.speed, Speed):
         speed = str(best.speed) + (" *" if tuning.remembered else "")

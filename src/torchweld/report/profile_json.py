@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
-from torchweld.profiles.accounting.account import Account
+from torchweld.profiles.accounting.time_account import Account
 from torchweld.profiles.profile import Profile
 from torchweld.report.op_table import op_rows
 

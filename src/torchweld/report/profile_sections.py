@@ -12,15 +12,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.core.figures import counted, duration, figure, listed, signed, size
+from torchweld.core.module_paths import grouped_paths
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.paths import grouped_paths
-from torchweld.core.texts import clean
-from torchweld.profiles.accounting.account import peaks_hold
+from torchweld.core.number_text import counted, duration, figure, listed, signed, size
+from torchweld.core.safe_text import clean
 from torchweld.profiles.accounting.cpu_pricing import MEASURE, is_priced, without_peaks
-from torchweld.profiles.accounting.splits import Account
+from torchweld.profiles.accounting.time_account import peaks_hold
+from torchweld.profiles.accounting.time_splits import Account
 from torchweld.profiles.profile import Memory, Profile, Timing
-from torchweld.report.style import cut_left, heading, indented, table
+from torchweld.report.text_style import cut_left, heading, indented, table
 
 if TYPE_CHECKING:
     from torchweld.findings import Finding

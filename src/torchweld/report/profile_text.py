@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from torchweld.core.figures import duration, share
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
-from torchweld.profiles.accounting.account import Account
-from torchweld.profiles.accounting.splits import added, measured
+from torchweld.core.number_text import duration, share
+from torchweld.core.safe_text import clean
+from torchweld.profiles.accounting.time_account import Account
+from torchweld.profiles.accounting.time_splits import added, measured
 from torchweld.profiles.profile import Profile
 from torchweld.report.device_section import device_section
 from torchweld.report.module_tree import Order, Tree, fitting_depth, merged_path, tree_table
@@ -30,7 +30,7 @@ from torchweld.report.profile_sections import (
     why_none,
 )
 from torchweld.report.profile_verdict import verdict, waste_bar, what_holds
-from torchweld.report.style import WIDTH, heading, to_text
+from torchweld.report.text_style import WIDTH, heading, to_text
 
 if TYPE_CHECKING:
     from torchweld.findings import Finding

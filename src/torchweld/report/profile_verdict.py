@@ -12,12 +12,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchweld.core.figures import counted, duration, figure, share, size
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.texts import clean
-from torchweld.profiles.accounting.account import Account, Split
+from torchweld.core.number_text import counted, duration, figure, share, size
+from torchweld.core.safe_text import clean
+from torchweld.profiles.accounting.time_account import Account, Split
 from torchweld.profiles.profile import Profile
-from torchweld.report.style import WIDTH, bar_cells
+from torchweld.report.text_style import WIDTH, bar_cells
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from torchweld.core.figures import counted, figure, listed
+from torchweld.core.number_text import counted, figure, listed
 from torchweld.core.records import to_plain
-from torchweld.core.texts import clean
+from torchweld.core.safe_text import clean
+from torchweld.history.kept_runs import Damaged, Run
 from torchweld.history.run_comparison import RunsCompared, figures_of, unmeasured_of
 from torchweld.history.run_lookup import reference_of
-from torchweld.history.runs import Damaged, Run
-from torchweld.report.style import Column, Sheet, cut, heading, indented
+from torchweld.report.text_style import Column, Sheet, cut, heading, indented
 
 # How many names are listed of cells that are in only one run.
 MOST_NAMES = 8

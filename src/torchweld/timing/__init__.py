@@ -5,7 +5,7 @@ took, be it a callable of this process or a worker in another one.
 """
 
 from torchweld.timing.comparison import Comparison, Verdict
-from torchweld.timing.paired import compare
-from torchweld.timing.sides import CallableSide, Side
+from torchweld.timing.paired_timing import compare
+from torchweld.timing.timed_sides import CallableSide, Side
 
 __all__ = ["CallableSide", "Comparison", "Side", "Verdict", "compare"]

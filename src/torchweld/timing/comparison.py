@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Count, Measured, Positive, Ratio
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.records import UNMEASURED
+from torchweld.core.safe_text import clean
 from torchweld.core.saved_records import SavedRecord
-from torchweld.core.speeds import Speed
-from torchweld.core.texts import clean
 
 Verdict = Literal["faster", "slower", "same", "not measured"]
 

@@ -22,9 +22,9 @@ from torchweld.core.errors import TorchweldError
 from torchweld.ops import backends
 from torchweld.ops.backends import Abilities, BackendMode, Form, reference_backend
 from torchweld.ops.backends.backend import check_build, mode_of, plain_reasons
-from torchweld.plans.tuning import choices_for
-from torchweld.welds.decisions import Choice, Decision
+from torchweld.plans.kernel_choice import choices_for
 from torchweld.welds.swapping.swap import weld
+from torchweld.welds.weld_decisions import Choice, Decision
 
 ABILITIES = Abilities(
     devices=("cpu", "xpu"),

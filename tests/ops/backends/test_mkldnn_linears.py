@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchweld.core.blocks import LayerForm
 from torchweld.core.errors import UnsupportedError
-from torchweld.numerics.rule import check_block
+from torchweld.numerics.numerical_rule import check_block
 from torchweld.ops.backends import Form, mkldnn_linears
 from torchweld.ops.backends.torch_backend import BACKEND
 from torchweld.profiles.dispatch_counts import count

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from torchweld.core.blocks import LayerForm, parse_spec
 from torchweld.core.errors import BlockError
-from torchweld.numerics.rule import check_block
+from torchweld.numerics.numerical_rule import check_block
 from torchweld.ops.backends import Form, reference_backend
 from torchweld.ops.backends.backend import Kind
 from torchweld.ops.backends.torch_backend import BACKEND, joined

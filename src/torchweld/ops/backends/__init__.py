@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from torchweld.core.errors import BlockError, UnsupportedError
-from torchweld.core.names import known
+from torchweld.core.typed_names import known
 from torchweld.ops.backends import compile_backend, cpu_backend, reference_backend, torch_backend
 from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import Backend, Form, Runner, refusal_lines

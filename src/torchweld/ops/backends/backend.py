@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from torchweld.core.blocks import LayerForm, format_spec, split_tensors
 from torchweld.core.errors import BlockError, UnsupportedError
-from torchweld.core.names import known
+from torchweld.core.typed_names import known
 from torchweld.ops.backends.abilities import Abilities
 
 Kind = Literal["chain", "group"]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchweld.core.blocks import LayerForm
 from torchweld.core.errors import UnsupportedError
-from torchweld.core.inputs import first_line
-from torchweld.core.interrupts import is_interrupt
+from torchweld.core.model_inputs import first_line
+from torchweld.core.passing_exceptions import is_interrupt
 from torchweld.ops.backends import reference_backend
 from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (

@@ -8,7 +8,7 @@ two ops. It does not always win: 8 × 768 → 3072 gelu in fp32 took 0.5 times e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torchweld.ops.backends.backend import Form
 Step = Callable[[Tensor], Tensor]
 
 # activation -> (attribute, algorithm). relu is missing on purpose: oneDNN's turns NaN into 0.
-_FUSED = {
+FUSED = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
     "silu": ("swish", ""),
@@ -51,11 +51,19 @@ def reasons(dtype: torch.dtype, device: torch.device) -> list[str]:
 
 
 def bind(
-    block: Form, tensors: Sequence[Tensor]
+    block: Form,
+    tensors: Sequence[Tensor],
+    rows: int | None = None,
+    fused: Mapping[str, tuple[str, str]] = FUSED,
 ) -> tuple[Callable[[Tensor], Tensor | list[Tensor]], int]:
-    """The block with its weights copied into oneDNN's layout, and the bytes of the copies."""
+    """The block with its weights copied into oneDNN's layout, and the bytes of the copies.
+
+    The layout is for this number of `rows`, or for any. `fused` are the activations in the op.
+    """
     copies: list[Tensor] = []
-    steps = [_layer(form, own, copies) for form, own in split_tensors(block.forms, tensors)]
+    steps = [
+        _layer(form, own, copies, rows, fused) for form, own in split_tensors(block.forms, tensors)
+    ]
     copied_bytes = sum(copy.numel() * copy.element_size() for copy in copies)
 
     def chain(x: Tensor) -> Tensor:
@@ -69,16 +77,22 @@ def bind(
     return (chain if block.kind == "chain" else group), copied_bytes
 
 
-def _layer(form: LayerForm, tensors: Sequence[Tensor], copies: list[Tensor]) -> Step:
+def _layer(
+    form: LayerForm,
+    tensors: Sequence[Tensor],
+    copies: list[Tensor],
+    rows: int | None,
+    fused: Mapping[str, tuple[str, str]],
+) -> Step:
     parts = _gate_and_up(form, tensors)
     linears = []
     for weight, bias in parts:
-        # Without a row count: a copy made for 1 row was 60 % slower at 8 rows, while this one was
-        # as fast at 1 to 512 rows as copies made for each.
-        copies.append(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+        # A copy made for 1 row was 60 % slower at 8 rows, while one made without a row count was as
+        # fast at 1 to 512 rows as copies made for each.
+        copies.append(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))
         # The op ignores the stride of a bias.
         linears.append((copies[-1], None if bias is None else bias.contiguous()))
-    act = _linear(form, *linears[0])
+    act = _linear(form, *linears[0], fused)
     if len(linears) == 1:
         return act
     multiply = torch.ops.mkldnn._linear_pointwise.binary
@@ -103,12 +117,13 @@ def _gate_and_up(form: LayerForm, tensors: Sequence[Tensor]) -> list[tuple[Tenso
     return [(weight[s], None if bias is None else bias[s]) for s in (first, second)]
 
 
-def _linear(form: LayerForm, weight: Tensor, bias: Tensor | None) -> Step:
-    """One product with its activation, fused where oneDNN has it."""
+def _linear(
+    form: LayerForm, weight: Tensor, bias: Tensor | None, fused: Mapping[str, tuple[str, str]]
+) -> Step:
+    """One product with its activation, in the same op if that is one of `fused`."""
     linear = torch.ops.mkldnn._linear_pointwise.default
-    fused = _FUSED.get(form.activation)
-    if fused is not None:
-        attribute, algorithm = fused
+    if form.activation in fused:
+        attribute, algorithm = fused[form.activation]
         scalars = list(form.parameters)
         return lambda x: linear(x, weight, bias, attribute, scalars, algorithm)
     if form.activation == "identity":

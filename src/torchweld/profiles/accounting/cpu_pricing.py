@@ -3,7 +3,8 @@
 In: a `Profile` and the peaks of the CPU it was taken on. Out: one `OpAccount` per op. For an op
 that does work and takes `t`:
 
-    arithmetic   its FLOPs at the peak of its type; memory: its bytes at the rate of `traffic.py`
+    arithmetic   its FLOPs at the peak of its type
+    memory       its bytes at the rate of `memory_traffic.py`
     roofline     the larger of the two
     traffic      the part of the memory time that does not hide behind the arithmetic
     round trip   the part of that which goes to memory written and read within the step
@@ -20,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchweld.core.figures import counted
+from torchweld.core.number_text import counted
+from torchweld.profiles.accounting.memory_traffic import NONE, Rates, Traffic, traffic_of
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.op_costs import arithmetic_dtype, works_of
-from torchweld.profiles.accounting.splits import Bound, OpAccount, Split
-from torchweld.profiles.accounting.traffic import NONE, Rates, Traffic, traffic_of
-from torchweld.profiles.attributing.nesting import kinds_in_place, launching
+from torchweld.profiles.accounting.time_splits import Bound, OpAccount, Split
 from torchweld.profiles.attributing.op_kinds import Kind, hides_kernels, kind_of
+from torchweld.profiles.attributing.op_nesting import kinds_in_place, launching
 from torchweld.profiles.profile import Op, Profile
 
 MEASURE = "`torchweld info --measure` measures them on an idle machine"

@@ -18,8 +18,8 @@ from operator import attrgetter
 
 from torchweld.profiles.accounting.device_peaks import peaks_of
 from torchweld.profiles.attributing.kernel_names import NOT_COMPUTING, category_of, ops_inside
-from torchweld.profiles.events import KERNEL, ON_DEVICE, RUNTIME, STEP, Event, Recording
 from torchweld.profiles.profile import Device, Gap, Kernel, Op, RuntimeCall, Tensor
+from torchweld.profiles.recorded_events import KERNEL, ON_DEVICE, RUNTIME, STEP, Event, Recording
 
 Span = tuple[float, float]
 Inputs = tuple[Tensor | None, ...]

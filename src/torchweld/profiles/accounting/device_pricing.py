@@ -19,10 +19,10 @@ import re
 from collections.abc import Sequence
 
 from torchweld.profiles.accounting.cpu_pricing import Priced, explain_work
+from torchweld.profiles.accounting.memory_traffic import Rates, Traffic, traffic_of
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.op_costs import arithmetic_dtype, works_of
-from torchweld.profiles.accounting.splits import Bound, OpAccount, Split
-from torchweld.profiles.accounting.traffic import Rates, Traffic, traffic_of
+from torchweld.profiles.accounting.time_splits import Bound, OpAccount, Split
 from torchweld.profiles.attributing.op_kinds import kind_of
 from torchweld.profiles.profile import Device, Gap, Kernel, Op, Profile
 

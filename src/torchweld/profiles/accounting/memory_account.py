@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from torchweld.profiles import events
+from torchweld.profiles import recorded_events
 from torchweld.profiles.attributing.attribution import ENGINE, Attribution
 from torchweld.profiles.profile import Allocation, Memory
 
@@ -23,18 +23,18 @@ LISTED = 40
 _LATE = ("backward", "recompute", "optimizer")
 
 
-def memory_account(recording: events.Recording, found: Attribution) -> Memory | None:
+def memory_account(recording: recorded_events.Recording, found: Attribution) -> Memory | None:
     """Follows the allocations through the step."""
     if not recording.allocations:
         return None
-    alive: dict[int, events.MemoryEvent] = {}
+    alive: dict[int, recorded_events.MemoryEvent] = {}
     level = peak = 0
-    at_peak: list[events.MemoryEvent] = []
+    at_peak: list[recorded_events.MemoryEvent] = []
     grown = False  # since the list at the peak was taken
     made: dict[str, int] = defaultdict(int)
     count = total = 0
 
-    def path_of(allocation: events.MemoryEvent) -> str:
+    def path_of(allocation: recorded_events.MemoryEvent) -> str:
         return found.modules[_module(allocation, found)].path
 
     for allocation in recording.allocations:
@@ -64,7 +64,7 @@ def memory_account(recording: events.Recording, found: Attribution) -> Memory | 
     )
 
 
-def _saved(recording: events.Recording, found: Attribution) -> dict[str, int]:
+def _saved(recording: recorded_events.Recording, found: Attribution) -> dict[str, int]:
     """Path of the module that saved it first -> bytes that the step made and kept for backward."""
     made = {
         allocation.storage: allocation.bytes
@@ -83,7 +83,7 @@ def _saved(recording: events.Recording, found: Attribution) -> dict[str, int]:
             nodes.append(-1 if passes else i)
             continue
         nodes.append(around)
-        if around < 0 or event.kind != events.OP:
+        if around < 0 or event.kind != recorded_events.OP:
             continue
         source = forward.source(recording.events[around])
         when_us = recording.events[source].start_us if source >= 0 else event.start_us
@@ -104,13 +104,13 @@ def _saved(recording: events.Recording, found: Attribution) -> dict[str, int]:
 class _ForwardOps:
     """The ops that made the nodes of the backward graph, and the memory they could save."""
 
-    def __init__(self, recording: events.Recording) -> None:
+    def __init__(self, recording: recorded_events.Recording) -> None:
         self._events = recording.events
         # If several ops note the same number, the last to begin made the node.
         self._sources = {
             (event.thread, event.sequence): i
             for i, event in enumerate(recording.events)
-            if event.kind == events.OP and event.sequence >= 0 and not _is_node(event)
+            if event.kind == recorded_events.OP and event.sequence >= 0 and not _is_node(event)
         }
         self._made: dict[int, list[int]] = defaultdict(list)
         for allocation in recording.allocations:
@@ -118,7 +118,7 @@ class _ForwardOps:
                 self._made[allocation.event].append(allocation.storage)
         self._at_hand: dict[int, frozenset[int]] = {}
 
-    def source(self, node: events.Event) -> int:
+    def source(self, node: recorded_events.Event) -> int:
         """The event of the op that made this node; -1 if it was not recorded."""
         return self._sources.get((node.forward_thread, node.sequence), -1)
 
@@ -139,12 +139,14 @@ class _ForwardOps:
         return known
 
 
-def _module(allocation: events.MemoryEvent, found: Attribution) -> int:
+def _module(allocation: recorded_events.MemoryEvent, found: Attribution) -> int:
     return found.module_of[allocation.event] if allocation.event >= 0 else 0
 
 
 def _describe(
-    allocation: events.MemoryEvent, recording: events.Recording, found: Attribution
+    allocation: recorded_events.MemoryEvent,
+    recording: recorded_events.Recording,
+    found: Attribution,
 ) -> Allocation:
     op = found.op_of[allocation.event] if allocation.event >= 0 else -1
     # The outermost op is the one that stands in the user's code.
@@ -158,7 +160,7 @@ def _describe(
     )
 
 
-def _is_node(event: events.Event) -> bool:
+def _is_node(event: recorded_events.Event) -> bool:
     """A node of the backward graph, or the engine's range around one."""
     return event.forward_thread >= 0 or event.name.startswith(ENGINE)
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from torchweld.profiles.accounting import elementwise_costs, move_costs, product_costs
 from torchweld.profiles.accounting.op_calls import OpCall, Work, is_float, names
 from torchweld.profiles.accounting.product_costs import Model
-from torchweld.profiles.attributing.nesting import working
 from torchweld.profiles.attributing.op_kinds import IDLE_KINDS, Kind, kind_of
+from torchweld.profiles.attributing.op_nesting import working
 from torchweld.profiles.profile import Op
 
 _NOTHING = Work(flops=0, reads=(), writes=())
@@ -33,7 +33,7 @@ _MODELS: dict[str, Model] = {
     "mkldnn_linear_backward_weights": product_costs.linear_backward_weights,
     **dict.fromkeys(("chain", "chain_kept"), product_costs.chain),
     "group": product_costs.group,
-    **dict.fromkeys(("chain_packed", "group_packed"), product_costs.packed),
+    **dict.fromkeys(("chain_packed", "group_packed", "group_of_packed"), product_costs.packed),
     "_convolution_pointwise": product_costs.convolution,
     "convolution_backward": product_costs.convolution_backward(0, 1),
     "mkldnn_convolution_backward": product_costs.convolution_backward(1, 0),

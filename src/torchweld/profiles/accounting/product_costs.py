@@ -149,15 +149,17 @@ def _group_width(width: int, weights: Sequence[Tensor]) -> int:
 
 
 def packed(call: OpCall) -> Work:
-    """chain_packed and group_packed(x, bytes): the weights in the kernels' own order.
+    """chain_packed and group_packed(x, bytes), group_of_packed(x, bytes of each member): the
+    weights in the kernels' own order.
 
     The bytes include biases and padding of panels, which count as weights: less than 1 % from 100
     inputs on, if the outputs fill whole panels.
     """
     if len(call.inputs) < 2 or not call.inputs[0].shape:
         return call.unknown()
-    x, weights = call.inputs[:2]
-    return call.work(2 * rows_of(x) * (weights.nbytes // item_bytes(x)), 0)
+    x, *weights = call.inputs
+    nbytes = sum(one.nbytes for one in weights)
+    return call.work(2 * rows_of(x) * (nbytes // item_bytes(x)), 0)
 
 
 # ---- convolutions ----

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from torchweld.core.arguments import check_kind
+from torchweld.core.argument_checks import check_kind
+from torchweld.core.module_paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.core.record_fields import Positive
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
-from torchweld.profiles.accounting.account import Account, account
+from torchweld.profiles.accounting.memory_traffic import round_trips_of
 from torchweld.profiles.accounting.op_costs import works_of
-from torchweld.profiles.accounting.traffic import round_trips_of
+from torchweld.profiles.accounting.time_account import Account, account
 from torchweld.profiles.profile import About, Profile
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from torchweld.core.not_measured import NotMeasured
-from torchweld.profiles.accounting.splits import Account, Bound, Split, added, measured
+from torchweld.profiles.accounting.time_splits import Account, Bound, Split, added, measured
 from torchweld.profiles.attributing.op_kinds import Kind
 from torchweld.profiles.profile import Phase, Profile
 

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchweld.profiles.attributing.op_kinds import kind_of
-from torchweld.profiles.events import (
+from torchweld.profiles.profile import Module, Op, Phase, deepest_first
+from torchweld.profiles.recorded_events import (
     ANNOTATION,
     MODULE,
     ON_DEVICE,
@@ -34,7 +35,6 @@ from torchweld.profiles.events import (
     Event,
     Recording,
 )
-from torchweld.profiles.profile import Module, Op, Phase, deepest_first
 
 ENGINE = "autograd::engine::evaluate_function: "
 OPTIMIZER = "optimizer"

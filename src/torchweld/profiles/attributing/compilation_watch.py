@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchweld.profiles.events import Recording
 from torchweld.profiles.profile import Compilation
+from torchweld.profiles.recorded_events import Recording
 
 _REGION = "Torch-Compiled Region"
 # The search for compiled code whose guards hold.

@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from torchweld.profiles.events import MEMCPY, MEMSET
+from torchweld.profiles.recorded_events import MEMCPY, MEMSET
 
 # Moving data to, from and between devices, or filling memory: no computation.
 NOT_COMPUTING = frozenset({"copy", "set", "communication"})

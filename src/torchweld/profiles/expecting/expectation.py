@@ -1,8 +1,8 @@
 """`tw.expect`: guess what a piece of code launches, then look. As a test, or to learn.
 
 In: guesses such as `linear=3, ops="<=12"`, and a `with` block. Out: nothing if they hold; else an
-`ExpectationError` with guess and truth side by side and the ops that broke it. `launches.py` says
-what is counted, `guesses.py` how guesses are written and judged.
+`ExpectationError` with guess and truth side by side and the ops that broke it. `launch_counts.py`
+says what is counted, `launch_guesses.py` how guesses are written and judged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from types import TracebackType
 
 from torch import nn
 
-from torchweld.core.arguments import check_flags, check_model, misfit
+from torchweld.core.argument_checks import check_flags, check_model, misfit
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.profiles.attributing.launches import (
+from torchweld.profiles.attributing.launch_counts import (
     Launch,
     counts_of,
     launches_of,
     nodes_of_profile,
     nodes_of_recording,
 )
-from torchweld.profiles.events import Recording
-from torchweld.profiles.expecting.guesses import (
+from torchweld.profiles.expecting.launch_guesses import (
     Guess,
     Verdict,
     judge,
@@ -37,7 +36,8 @@ from torchweld.profiles.expecting.guesses import (
     parse_guesses,
 )
 from torchweld.profiles.profile import Profile
-from torchweld.profiles.recording.instrument import instrumented, is_compiled, places
+from torchweld.profiles.recorded_events import Recording
+from torchweld.profiles.recording.module_instrument import instrumented, is_compiled, places
 from torchweld.profiles.recording.torch_profiler import Recorder, annotated
 
 __all__ = ["Expectation", "ExpectationError", "check_profile", "expect", "parse_expectations"]
@@ -59,10 +59,10 @@ def check_profile(
 ) -> Verdict:
     """Checks guesses, as `expect` takes them, against what a profile recorded.
 
-    It counts the ops that do work (the leaf rule of `nesting.py`), only of the forward pass unless
-    `backward`: of the one step of a live profile; of the last whole step of a trace, or of all of
-    it if it has fewer than two steps. Times do not matter. Raises TorchweldError for a counter that
-    does not exist.
+    It counts the ops that do work (the leaf rule of `op_nesting.py`), only of the forward pass
+    unless `backward`: of the one step of a live profile; of the last whole step of a trace, or of
+    all of it if it has fewer than two steps. Times do not matter. Raises TorchweldError for a
+    counter that does not exist.
     """
     parsed = parse_guesses(guesses)
     launches = launches_of(nodes_of_profile(profile))

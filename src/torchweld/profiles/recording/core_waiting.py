@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from torchweld.timing.sides import TOLERATED_PREEMPTIONS_PER_THREAD_S
+from torchweld.timing.timed_sides import TOLERATED_PREEMPTIONS_PER_THREAD_S
 
 try:
     import resource

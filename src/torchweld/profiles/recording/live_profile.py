@@ -20,27 +20,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchweld.core.arguments import check_flags, check_kind, check_progress, check_whole, misfit
+from torchweld.core.argument_checks import (
+    check_flags,
+    check_kind,
+    check_progress,
+    check_whole,
+    misfit,
+)
 from torchweld.core.errors import TorchweldError
-from torchweld.machine.load import load_words
+from torchweld.machine.machine_load import load_words
 from torchweld.profiles.attributing.compilation_watch import watch_compilation
-from torchweld.profiles.events import Recording
 from torchweld.profiles.profile import Profile
+from torchweld.profiles.recorded_events import Recording
 from torchweld.profiles.recording.core_waiting import TOLERATED, CoreWaiting
-from torchweld.profiles.recording.instrument import Forward, Roots, instrumented, places, shadowed
+from torchweld.profiles.recording.module_instrument import (
+    Forward,
+    Roots,
+    instrumented,
+    places,
+    shadowed,
+)
 from torchweld.profiles.recording.profile_building import (
     Samples,
     build,
     cuda_wait,
     heaviest_modules,
 )
+from torchweld.profiles.recording.profiled_steps import Loss, Step, model_step, workload_step
 from torchweld.profiles.recording.profiler_overhead import (
     Round,
     measure_loop,
     step_us,
     usual_cost_us,
 )
-from torchweld.profiles.recording.steps import Loss, Step, model_step, workload_step
 from torchweld.profiles.recording.torch_profiler import record
 
 Progress = Callable[[str, float], None]

@@ -21,14 +21,14 @@ from types import TracebackType
 
 from torch import nn
 
-from torchweld.core.arguments import check_model, check_whole
+from torchweld.core.argument_checks import check_model, check_whole
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.core.interrupts import is_interrupt
-from torchweld.machine.load import load_words
-from torchweld.profiles.events import Recording
+from torchweld.core.passing_exceptions import is_interrupt
+from torchweld.machine.machine_load import load_words
 from torchweld.profiles.profile import Profile
+from torchweld.profiles.recorded_events import Recording
 from torchweld.profiles.recording.core_waiting import CoreWaiting
-from torchweld.profiles.recording.instrument import instrumented
+from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.profile_building import Samples, build, cuda_wait
 from torchweld.profiles.recording.profiler_overhead import Round, step_us
 from torchweld.profiles.recording.torch_profiler import Recorder

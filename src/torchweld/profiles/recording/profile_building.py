@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from torchweld.core.interrupts import is_interrupt
+from torchweld.core.passing_exceptions import is_interrupt
 from torchweld.profiles.accounting.device_account import device_account, with_kernels
 from torchweld.profiles.accounting.memory_account import memory_account
 from torchweld.profiles.attributing.attribution import Costs, ModulePlace, attribute, signature
-from torchweld.profiles.doubts import doubt
-from torchweld.profiles.events import MODULE, Recording
 from torchweld.profiles.profile import About, Compilation, Profile, Timing
+from torchweld.profiles.profile_doubts import doubt
+from torchweld.profiles.recorded_events import MODULE, Recording
 from torchweld.profiles.recording.core_waiting import TOLERATED
-from torchweld.profiles.recording.instrument import Roots, is_compiled, places
+from torchweld.profiles.recording.module_instrument import Roots, is_compiled, places
 from torchweld.profiles.recording.pricing_machine import this_machine
 from torchweld.profiles.recording.profiler_overhead import (
     Round,

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from torchweld.profiles.attributing.attribution import Costs
-from torchweld.profiles.events import MODULE, OP, STEP, Recording
+from torchweld.profiles.recorded_events import MODULE, OP, STEP, Recording
 from torchweld.profiles.recording.core_waiting import TOLERATED
-from torchweld.profiles.recording.instrument import instrumented
+from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.torch_profiler import record
 
 TINY_OPS = 300

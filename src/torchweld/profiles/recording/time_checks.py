@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Sequence
 
 from torchweld.profiles.attributing.attribution import Costs
-from torchweld.profiles.events import MODULE
 from torchweld.profiles.profile import TimeCheck
+from torchweld.profiles.recorded_events import MODULE
 from torchweld.profiles.recording.profiler_overhead import Round, corrected_inside_us, count_events
-from torchweld.timing.statistics import sign_test_ranks
+from torchweld.timing.timing_statistics import sign_test_ranks
 
 # A correction that is off by more than this is reported.
 TOLERATED_ERROR = 0.10

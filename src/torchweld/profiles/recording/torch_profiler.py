@@ -22,7 +22,8 @@ from torch.autograd import profiler as torch_profiler
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.profiles.attributing.op_kinds import kind_of
-from torchweld.profiles.events import (
+from torchweld.profiles.profile import Tensor
+from torchweld.profiles.recorded_events import (
     ANNOTATION,
     MARK,
     MODULE,
@@ -36,7 +37,6 @@ from torchweld.profiles.events import (
     users_frame,
     within,
 )
-from torchweld.profiles.profile import Tensor
 from torchweld.profiles.traces.trace_events import read_recording
 
 # The cheap way to open a range. A release without it has the documented way, at ten times the cost.

@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from torchweld.core.arguments import check_flags, check_path
+from torchweld.core.argument_checks import check_flags, check_path
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain
 from torchweld.profiles.accounting.device_account import (
@@ -25,8 +25,8 @@ from torchweld.profiles.accounting.device_account import (
 )
 from torchweld.profiles.accounting.memory_account import memory_account
 from torchweld.profiles.attributing.attribution import ModulePlace, attribute
-from torchweld.profiles.events import ON_DEVICE, STEP, Recording
 from torchweld.profiles.profile import About, Machine, Profile
+from torchweld.profiles.recorded_events import ON_DEVICE, STEP, Recording
 from torchweld.profiles.recording.pricing_machine import this_machine
 from torchweld.profiles.traces.trace_events import TraceReader, without_garbage_collection
 from torchweld.profiles.traces.trace_stream import MACHINE_KEY

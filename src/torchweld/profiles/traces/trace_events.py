@@ -18,7 +18,7 @@ from typing import Any
 from torchweld.core.errors import TorchweldError
 from torchweld.profiles.accounting.device_account import link
 from torchweld.profiles.attributing.attribution import ModulePlace
-from torchweld.profiles.events import (
+from torchweld.profiles.recorded_events import (
     ANNOTATION,
     KERNEL,
     MARK,

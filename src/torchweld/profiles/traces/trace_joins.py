@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchweld.profiles.attributing.attribution import ModulePlace
-from torchweld.profiles.events import MARK, MODULE, PYTHON, Event, MemoryEvent, users_frame
+from torchweld.profiles.recorded_events import MARK, MODULE, PYTHON, Event, MemoryEvent, users_frame
 
 # One call in "Module Hierarchy": "layer1(Sequential)::forward". TOP is the model, SELF a method.
 _CALL = re.compile(r"(\w+)\(([^()]*)\)::\w+")

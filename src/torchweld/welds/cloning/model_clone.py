@@ -22,7 +22,7 @@ from torchweld.core.errors import CannotCloneError
 from torchweld.welds.cloning import object_remaking
 from torchweld.welds.cloning.clone_tensors import OwnTensors
 from torchweld.welds.cloning.object_remaking import entries_of
-from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
+from torchweld.welds.weld_marks import KEY, PLAN_KEY, plain_class
 
 # State that a run may change (buffers, tensors in attributes) is copied up to this many bytes.
 KEPT_BYTES = 256 << 20

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from torchweld.core.arguments import check_flags, check_model
+from torchweld.core.argument_checks import check_flags, check_model
 from torchweld.core.errors import TorchweldError
-from torchweld.core.inputs import Inputs, Workload, as_workloads, first_line
-from torchweld.core.interrupts import says_nothing
-from torchweld.core.paths import grouped_paths
-from torchweld.core.undisturbed import Apart, undisturbed
+from torchweld.core.interrupt_safety import Apart, undisturbed
+from torchweld.core.model_inputs import Inputs, Workload, as_workloads, first_line
+from torchweld.core.module_paths import grouped_paths
+from torchweld.core.passing_exceptions import says_nothing
 from torchweld.welds.cloning.model_clone import Clone, clone_to_run
-from torchweld.welds.finding.candidates import Candidates
+from torchweld.welds.finding.block_candidates import Candidates
 from torchweld.welds.found_blocks import Block, Blocks, Call, DType, Refusal
 from torchweld.welds.recognising.chain_recognition import Chain
 from torchweld.welds.refusal_reasons import Refused, defined_at
@@ -265,7 +265,7 @@ class _Search:
         """Puts one-layer blocks that one module always calls with the same tensor into groups."""
         members: dict[Any, list[nn.Module]] = {}
         for module, block in self._blocks.items():
-            if block.layers == 1:
+            if block.layers == 1 and block.scale == 1.0:
                 seen = self._recording.seen[module]
                 callers, tensors = frozenset(seen.callers), seen.tensors[block.argument]
                 members.setdefault((callers, tensors, block.dtype), []).append(module)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchweld.welds.decisions import Decision
+from torchweld.welds.weld_decisions import Decision
 
 _ANEW = "Weld the model again as it is now."
 _NO_GRAD = "Call the model under torch.no_grad()."

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.utils._contextlib import _DecoratorContextManager
 
 from torchweld.welds.guarding.bytecode_names import line_of, names_of
-from torchweld.welds.guarding.executed_code import Ran, is_library, is_users
-from torchweld.welds.guarding.facts import (
+from torchweld.welds.guarding.dependency_facts import (
     ABSENT,
     INHERITED,
     NAMELESS,
@@ -49,6 +48,7 @@ from torchweld.welds.guarding.facts import (
     looked_up,
     meaning,
 )
+from torchweld.welds.guarding.executed_code import Ran, is_library, is_users
 from torchweld.welds.guarding.held_functions import (
     functions_in,
     homes,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torchweld import ops
-from torchweld.welds.guarding.facts import (
+from torchweld.welds.guarding.dependency_facts import (
     ABSENT,
     NAMELESS,
     PRESENT,
@@ -31,7 +31,7 @@ from torchweld.welds.guarding.facts import (
     meaning,
 )
 from torchweld.welds.guarding.welded_structure import BACKWARD_HOOKS, HOOKS, inside, steps_of
-from torchweld.welds.marks import plain_class
+from torchweld.welds.weld_marks import plain_class
 
 # Compared by value: they are immutable, and equal values behave alike.
 _PLAIN = (

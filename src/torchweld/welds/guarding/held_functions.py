@@ -6,8 +6,8 @@ import functools
 import types
 from typing import Any
 
+from torchweld.welds.guarding.dependency_facts import contents_of
 from torchweld.welds.guarding.executed_code import is_installed
-from torchweld.welds.guarding.facts import contents_of
 
 
 def is_function(value: Any) -> bool:

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchweld.core.interrupts import says_nothing
+from torchweld.core.passing_exceptions import says_nothing
 from torchweld.welds.refusal_reasons import op_name
 from torchweld.welds.tracing.call_recording import Signature, TensorSpec
 from torchweld.welds.tracing.forward_trace import (

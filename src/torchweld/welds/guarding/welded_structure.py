@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
+from torchweld.welds.weld_marks import KEY, PLAN_KEY, plain_class
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")

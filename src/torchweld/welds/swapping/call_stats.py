@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torchweld.core.figures import counted, size
-from torchweld.core.texts import clean
+from torchweld.core.number_text import counted, size
+from torchweld.core.safe_text import clean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,7 @@ class Stats:
 
     Fused calls are not counted, which would cost them time; `fused` says whether there was one.
     Calls inside compiled graphs are neither counted nor seen.
+    Calls that a group gathered are counted, by the group.
     `changes` are those of the reasons that lie in the module itself and were warned about.
     """
 
@@ -24,6 +25,8 @@ class Stats:
     checked: int = 0
     copied_bytes: int = 0
     fused: bool = False
+    gathered: int = 0  # calls that were made as one with those of its group
+    apart: bool = False  # its group gave up, since its members were not called together
 
 
 class ModelStats(dict[str, Stats]):
@@ -50,6 +53,10 @@ class ModelStats(dict[str, Stats]):
         )
         if checked := sum(one.checked for one in self.values()):
             yield f"{counted(checked, 'call')} checked"
+        if gathered := sum(one.gathered for one in self.values()):
+            yield f"{counted(gathered, 'call')} gathered in groups"
+        if apart := [name for name, one in zip(names, self.values(), strict=True) if one.apart]:
+            yield f"run one by one, since they are not called together: {', '.join(apart)}"
         if copied := sum(one.copied_bytes for one in self.values()):
             yield f"{size(copied)} of packed weights"
 

@@ -12,13 +12,13 @@ from torch import nn
 
 from torchweld.core.errors import CannotCloneError
 from torchweld.welds.cloning.model_clone import structural_clone
-from torchweld.welds.finding.rereading import differences, reread, signatures_of
+from torchweld.welds.finding.block_rereading import differences, reread, signatures_of
 from torchweld.welds.found_blocks import Block, Refusal
-from torchweld.welds.guarding.facts import Facts
+from torchweld.welds.guarding.block_validity import facts_for
+from torchweld.welds.guarding.dependency_facts import Facts
 from torchweld.welds.guarding.guard import Guard
-from torchweld.welds.guarding.validity import facts_for
-from torchweld.welds.marks import plain_class
 from torchweld.welds.refusal_reasons import Refused
+from torchweld.welds.weld_marks import plain_class
 
 
 def guard_of(module: nn.Module, block: Block) -> Guard:

@@ -22,21 +22,22 @@ from torch import Tensor, nn
 from torchweld import ops
 from torchweld.core.blocks import format_spec, parse_spec
 from torchweld.core.errors import BuildError, RefusedError, TorchweldError
-from torchweld.core.texts import clean
-from torchweld.core.undisturbed import Apart
+from torchweld.core.interrupt_safety import Apart
+from torchweld.core.safe_text import clean
 from torchweld.ops import compiled_forward
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, Runner
 from torchweld.ops.packing import new_pack
-from torchweld.welds.decisions import Choice, Decision
 from torchweld.welds.guarding.call_arguments import Arguments, Picked, Validity
 from torchweld.welds.guarding.call_modes import Modes
 from torchweld.welds.guarding.guard import Guard
 from torchweld.welds.guarding.welded_structure import Structure, release, steps_of
-from torchweld.welds.swapping.binding import Bound, Stand, place_of
+from torchweld.welds.swapping.gathering import Membership
 from torchweld.welds.swapping.guard_making import read_again
 from torchweld.welds.swapping.original_code import Telling, WeldedModel
 from torchweld.welds.swapping.safety_net import Checking, disagreement
+from torchweld.welds.swapping.tensor_binding import Bound, Stand, place_of
+from torchweld.welds.weld_decisions import Choice, Decision
 
 OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
 
@@ -79,6 +80,7 @@ class Joint:
         self.model = WeldedModel("the model") if model is None else model
         self.telling = Telling(decision, self.model)
         self.decision = decision
+        self.membership = Membership(decision, self.model)
         self.backends = {c.backend: backend_named(c.backend) for c in decision.choices}
         self.structure = structure
         self.device = device  # the type of it that x has to be on
@@ -259,10 +261,12 @@ class Joint:
 
     def _run(self, call: _Call) -> Tensor | None:
         block, bound, x = self.decision.block, call.bound, call.x
-        choice = self.decision.choice(x.numel() // block.in_features)
+        rows = x.numel() // block.in_features
+        choice = self.decision.choice(rows)
         if choice is None:
-            self._remember(call, False)
-            self.count("rows", x)
+            member = self.membership.member(call.module, bound, rows, None)
+            self._remember(call, False if member is None else member)
+            self.count("rows" if member is None else "called apart from its group", x)
             return None
         if choice.packed and (call.training or call.gradients):  # the weights are about to change
             choice = Choice(backend=choice.backend)
@@ -285,12 +289,16 @@ class Joint:
                 return None
             if checking.over:
                 self.check(None)
-        elif in_c and bound.direct and block.scale == 1.0:
-            stand = bound.packed if choice.packed else bound.natural
-            self._remember(call, stand if stand is not None else False)
+        else:
+            stand: Stand | None = None
+            if in_c and bound.direct and block.scale == 1.0:
+                stand = bound.packed if choice.packed else bound.natural
+            member = self.membership.member(call.module, bound, rows, stand)
+            if member is not None or stand is not None:
+                self._remember(call, stand if member is None else member)
         return y
 
-    def _remember(self, call: _Call, stand: Stand | Literal[False]) -> None:
+    def _remember(self, call: _Call, stand: Stand | Any | Literal[False]) -> None:
         """For the quick way, which looks at inference in eval mode alone."""
         quick = call.alone and self.arguments.wanted_first
         quick = quick and not (call.training or call.gradients)
@@ -363,6 +371,8 @@ class Joint:
         """Without a lock, which would cost more: two threads at once may count as one."""
         self.counts[condition] = self.counts.get(condition, 0) + 1
         if condition not in self.telling.done:
+            if self.membership.calls:  # fused, out of sight
+                self.telling.served()
             weights = None if self.bound is None else self.bound.tensors()
             self.telling.hear(condition, x, weights or ())
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.texts import clean
-from torchweld.core.untold import is_untold
-from torchweld.welds.decisions import Decision
+from torchweld.core.muted_warnings import is_untold
+from torchweld.core.safe_text import clean
 from torchweld.welds.guarding.call_modes import remedy_of
-from torchweld.welds.marks import plain_class
+from torchweld.welds.weld_decisions import Decision
+from torchweld.welds.weld_marks import plain_class
 
 # Calls of one block with gradients, after it has run fused: whoever trains has stepped by then.
 LONG_ROW = 100
@@ -42,6 +42,7 @@ class WeldedModel:
     def __init__(self, name: str, muted: bool = False) -> None:
         self.name, self.muted = name, muted
         self.fused = False  # whether any block of it has run fused
+        self.gatherings: dict[str, Any] = {}  # of its groups, by name: see gathering.py
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
@@ -163,10 +164,10 @@ def _about(condition: str, decision: Decision, x: Tensor) -> tuple[str, str] | N
         rows = x.numel() // block.in_features
         if not rows or any(first <= rows <= last for first, last, _ in decision.by_rows):
             return None  # nothing to do, or measured and not faster
+        welded = [r[:2] for r in (*decision.by_rows, *decision.in_group) if r[2] is not None]
         ranges = ", ".join(
             str(first) if first == last else f"{first} to {last}"
-            for first, last, choice in decision.by_rows
-            if choice is not None
+            for first, last in dict.fromkeys(sorted(welded))
         )
         return f"its input has {rows} rows, and the plan covers {ranges}", _PLAN_TOO
     if condition == "another shape":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchweld.core.blocks import LayerForm
-from torchweld.numerics.rule import check_block, judge, scales_of
+from torchweld.numerics.numerical_rule import check_block, judge, scales_of
 from torchweld.ops.backends import Runner, reference_backend
 
 

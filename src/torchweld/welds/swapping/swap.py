@@ -15,24 +15,24 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.arguments import check_model, check_number, check_whole, misfit
+from torchweld.core.argument_checks import check_model, check_number, check_whole, misfit
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
-from torchweld.core.undisturbed import Apart
+from torchweld.core.interrupt_safety import Apart
 from torchweld.ops.backends import Form, backend_named
 from torchweld.ops.backends.backend import device_of
-from torchweld.welds.decisions import Decision
 from torchweld.welds.found_blocks import Block, Refusal
 from torchweld.welds.guarding.welded_structure import Structure, inside, release, steps_of
-from torchweld.welds.marks import KEY, PLAN_KEY, plain_class
 from torchweld.welds.refusal_reasons import Refused
-from torchweld.welds.swapping.binding import place_of
 from torchweld.welds.swapping.call_stats import ModelStats, Stats
 from torchweld.welds.swapping.guard_making import guard_of
 from torchweld.welds.swapping.joint import Joint
 from torchweld.welds.swapping.original_code import WeldedModel
 from torchweld.welds.swapping.safety_net import Checking
+from torchweld.welds.swapping.tensor_binding import place_of
 from torchweld.welds.swapping.welded_class import Welded, welded_class
+from torchweld.welds.weld_decisions import Decision
+from torchweld.welds.weld_marks import KEY, PLAN_KEY, plain_class
 
 # ---- swapping ----
 
@@ -165,7 +165,22 @@ def _prepared(
                 continue
             found = [f"is the same module as {first or 'the model'}; decide about it once"]
         refused += [Refusal(path=block.path, kind=block.kind, reason=why) for why in found]
-    return prepared, refused
+    return prepared, [*refused, *_unlike_groups(prepared)]
+
+
+def _unlike_groups(prepared: Sequence[_Prepared]) -> Iterator[Refusal]:
+    """Members of a group read the same input, so it has to be one that all of them take."""
+    first: dict[str, Joint] = {}
+    for joint in (one.joint for one in prepared if one.joint.decision.in_group):
+        block = joint.decision.block
+        other = first.setdefault(block.group, joint)
+        if (block.in_features, joint.dtype, joint.device) != (
+            other.decision.block.in_features,
+            other.dtype,
+            other.device,
+        ):
+            reason = f"does not take the input of {other.name}, which is in its group"
+            yield Refusal(path=block.path, kind=block.kind, reason=reason)
 
 
 def _swap(welded: Sequence[_Prepared], undone: Sequence[nn.Module]) -> None:
@@ -370,7 +385,9 @@ def stats(model: nn.Module) -> ModelStats:
                 changes=tuple(joint.said),
                 checked=joint.checked,
                 copied_bytes=joint.copied_bytes,
-                fused=joint.telling.fused,
+                fused=joint.telling.fused or joint.membership.calls > 0,
+                gathered=joint.membership.calls,
+                apart=joint.membership.stopped,
             )
             for path, joint in _joints(model).items()
         }

@@ -20,9 +20,9 @@ from torch.compiler import is_dynamo_compiling
 
 from torchweld.core.errors import RefusedError
 from torchweld.ops import compiled_forward
-from torchweld.welds.marks import KEY
 from torchweld.welds.swapping.graph_capture import record, recording
 from torchweld.welds.swapping.joint import Joint
+from torchweld.welds.weld_marks import KEY
 
 Forward = Callable[..., Any]
 

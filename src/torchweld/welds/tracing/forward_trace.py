@@ -32,9 +32,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from torchweld.core.inputs import first_line
-from torchweld.core.interrupts import says_nothing
+from torchweld.core.model_inputs import first_line
 from torchweld.core.model_state import attributes_put_back, in_mode
+from torchweld.core.passing_exceptions import says_nothing
 from torchweld.welds.refusal_reasons import Refused, op_name, raised_at, source_of
 from torchweld.welds.tracing.call_recording import (
     Signature,

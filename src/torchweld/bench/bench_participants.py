@@ -1,0 +1,205 @@
+"""Who takes part in a bench: names in, a `Bench` without cells out, with reasons for the others.
+
+Everything that can be refused is refused here, before anything is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from torchweld.bench.bench_cases import Case
+from torchweld.bench.bench_grid import parse_dtype
+from torchweld.bench.bench_presets import PRESETS
+from torchweld.bench.bench_results import Bench
+from torchweld.bench.eager_block import BlockSource
+from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN_MODEL, RUNTIMES
+from torchweld.bench.runtimes.torch_runtimes import form_of
+from torchweld.core.errors import NotMeasuredError, TorchweldError
+from torchweld.core.typed_names import known
+from torchweld.machine import hardware, kernel_build, measured_peaks
+from torchweld.ops.backends import backend_named, select, torch_backend
+from torchweld.ops.backends.backend import mode_of
+
+_CPU = torch.device("cpu")
+
+# numpy takes no larger seeds.
+LEAST_BAD_SEED = 2**32
+# Each caller is a thread with its own team of threads.
+MOST_CALLERS = 1000
+
+
+def split_name(text: str) -> tuple[str, str | None]:
+    """`"torch:mkldnn"` as a backend and its mode; `"torch"` as the backend and None."""
+    name, _, mode = text.partition(":")
+    return name, mode or None
+
+
+def absent(peers: Sequence[str], whole_model: bool = False) -> dict[str, str]:
+    """Who cannot take part on this machine, and how to change that."""
+    found = {name: RUNTIMES[name]().absent(whole_model) for name in peers}
+    return {name: why for name, why in found.items() if why}
+
+
+def why_not(bench: Bench, name: str, case: Case) -> str:
+    """Why a side of a bench does not take part in one of its cases; "" if it does."""
+    preset = PRESETS.get(bench.preset)
+    return (preset.why_not(name, case) if preset else "") or RUNTIMES[name]().why_not(case.dtype)
+
+
+def machine_peaks(
+    dtypes: Sequence[str] = ("float32",),
+) -> tuple[measured_peaks.Peaks | None, tuple[str, ...]]:
+    """The peaks of this machine, measured if necessary, and notes about that.
+
+    Kept ones that a probe of these dtypes, or of memory, exceeds are not used: every share of them
+    would be too high.
+    """
+    kept = measured_peaks.peaks()
+    if kept is not None and measured_peaks.holds(kept, dtypes) and _reads_hold(kept):
+        return kept, ()
+    why = "there were none" if kept is None else "those kept from before were exceeded"
+    try:
+        return measured_peaks.peaks(measure=True), (
+            f"this machine's peaks were measured before the cells, since {why}; they are kept",
+        )
+    except NotMeasuredError as error:
+        said = "" if kept is None else f"{why}, and could not be measured anew: "
+        return None, (f"no share of this machine's peak is shown: {said}{error}",)
+
+
+def _reads_hold(kept: measured_peaks.Peaks) -> bool:
+    """As `measured_peaks.holds`, for reads from memory."""
+    compiled, threads = kernel_build.compiled_part(), torch.get_num_threads()
+    largest = max(kept.read, key=lambda row: row.working_set_bytes, default=None)
+    if compiled is None or largest is None:
+        return True
+    size = largest.working_set_bytes
+    peak = kept.read_gbps(size, threads)
+    found = float(compiled.probe_read(size, threads, measured_peaks.PROBE_SECONDS))
+    return peak is None or found < measured_peaks.TOLERATED_EXCESS * peak
+
+
+def _full_name(text: str) -> str:
+    """With its mode: a peer has the same name."""
+    backend = backend_named(text)
+    return f"{text}:{mode_of(backend, None)}"
+
+
+def plan(
+    cases: Sequence[Case],
+    backends: Sequence[str] = (),
+    against: Sequence[str] = (),
+    *,
+    seconds: float = 1.5,
+    cold: bool = False,
+    seed: int = 0,
+    callers: int = 0,
+) -> Bench:
+    """The bench that will be measured, still without cells.
+
+    `backends` are names as `split_name` takes them. Without any, the best backend there is, and
+    `torch` beside it if there are no peers. `seconds` are for each other side in one cell.
+    """
+    if not cases:
+        raise TorchweldError("the grid is empty; give blocks, rows and dtypes, or none at all")
+    if len(set(backends)) < len(backends):
+        raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
+    peers = _peers(against, BLOCK_PEERS)
+    notes: dict[str, None] = {}
+    names = dict.fromkeys(_full_name(text) if text in BLOCK_PEERS else text for text in backends)
+    for case in cases:
+        block, dtype = form_of(BlockSource(mlp=case.mlp)), getattr(torch, parse_dtype(case.dtype))
+        if case.rows < 1:
+            raise TorchweldError(f"rows is {case.rows_text}; expected whole numbers of at least 1")
+        for text in backends:
+            name, mode = split_name(text)
+            select(block, (), dtype, _CPU, name=name, mode=mode)
+        if not backends:
+            choice = select(block, (), dtype, _CPU)
+            beside = () if peers else (torch_backend.BACKEND.name,)
+            names.update(dict.fromkeys((choice.backend.name, *beside)))
+            notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in choice.passed_over))
+    left_out = absent(peers)
+    return _bench(
+        backends=tuple(names),
+        against=tuple(peer for peer in peers if peer not in left_out),
+        left_out=left_out,
+        notes=tuple(notes),
+        seconds=seconds,
+        cold=cold,
+        seed=seed,
+        callers=callers,
+    )
+
+
+def plan_model(
+    target: str,
+    against: Sequence[str] = (),
+    *,
+    seconds: float = 1.5,
+    cold: bool = False,
+    seed: int = 0,
+    callers: int = 0,
+) -> Bench:
+    """The same for a whole model; torchweld is what `tw.plan` and `tw.apply` make of it."""
+    peers = _peers(against, MODEL_PEERS)
+    left_out = absent(peers, whole_model=True)
+    return _bench(
+        backends=(OWN_MODEL,),
+        against=tuple(peer for peer in peers if peer not in left_out),
+        left_out=left_out,
+        target=target,
+        seconds=seconds,
+        cold=cold,
+        seed=seed,
+        callers=callers,
+    )
+
+
+def _peers(against: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    """Eager is always there, and may be named."""
+    named = [known(name, allowed, "peer") for name in dict.fromkeys(against)]
+    return [name for name in named if name != "eager"]
+
+
+def _bench(
+    *,
+    backends: tuple[str, ...],
+    against: tuple[str, ...],
+    left_out: dict[str, str],
+    seconds: float,
+    cold: bool,
+    seed: int,
+    callers: int,
+    notes: tuple[str, ...] = (),
+    target: str = "",
+) -> Bench:
+    if not (math.isfinite(seconds) and seconds > 0.0):
+        raise TorchweldError(f"seconds is {seconds}; expected a number above 0, such as 1.5")
+    if not 0 <= seed < LEAST_BAD_SEED:
+        raise TorchweldError(f"seed is {seed}; expected a whole number from 0 to 2**32 - 1")
+    if callers > MOST_CALLERS:
+        raise TorchweldError(f"callers are {callers}; expected at most {MOST_CALLERS}")
+    here = hardware.hardware()
+    versions = [version for name in against for version in RUNTIMES[name]().versions()]
+    if versions:
+        notes = (*notes, f"installed: {', '.join(dict.fromkeys(versions))}")
+    return Bench(
+        torch=torch.__version__,
+        cpu=here.cpu_model,
+        cache=here.caches.l3_bytes or here.caches.l2_bytes or 0,
+        isa=None if kernel_build.build_problem() else kernel_build.isa_in_use(),
+        threads=torch.get_num_threads(),
+        backends=backends,
+        against=against,
+        left_out=left_out,
+        notes=notes,
+        target=target,
+        cold=cold,
+        seconds=seconds,
+        seed=seed,
+        callers=callers,
+    )

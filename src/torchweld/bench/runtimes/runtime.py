@@ -1,0 +1,140 @@
+"""What every runtime does: takes a source, gets ready for one of its inputs, gives a call to time.
+
+A source makes a module and what it is called with: a block (`BlockSource`) or a whole model
+(`ModelSource`). It can be pickled, and makes the same in any process. In one process all runtimes
+of a source share its module: `show` makes it this runtime's, before the clock starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from torchweld.bench.eager_block import BlockSource
+from torchweld.bench.model_sources import ModelSource
+from torchweld.bench.runtimes import model_facts
+from torchweld.core.model_inputs import Inputs, Workload
+from torchweld.core.not_measured import NotMeasured
+from torchweld.models.targets import Target
+from torchweld.welds.swapping.module_faces import Face
+
+Call = Callable[[], Any]
+Source = BlockSource | ModelSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedSource:
+    """What a source made, and how its modules looked before anybody welded them."""
+
+    made: Target
+    original: Face
+
+
+# One at a time: all sides load the same source before any loads the next.
+@functools.lru_cache(maxsize=1)
+def loaded(source: Source) -> LoadedSource:
+    made = source.make()
+    return LoadedSource(made=made, original=Face(list(made.model.modules())))
+
+
+class Runtime:
+    """The module as it is, called as its users call it. Subclasses override what they do otherwise.
+
+    apart:     it needs a process of its own
+    countable: its ops reach the dispatcher one by one, and it runs on an x without rows
+    needs:     packages that have to be installed; `exports`: those for whole models besides
+    dtypes:    in which it is measured; empty: in all
+    """
+
+    apart = False
+    countable = True
+    needs: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    # ---- why it cannot ----
+
+    def absent(self, whole_model: bool) -> str:
+        """Why it cannot run on this machine, and the remedy; "" if it can."""
+        packages = (*self.needs, *(self.exports if whole_model else ()))
+        missing = " and ".join(name for name in packages if importlib.util.find_spec(name) is None)
+        if not missing:
+            return ""
+        return f'{missing} not installed: pip install "torchweld[bench]", or {missing}'
+
+    def why_not(self, dtype: str) -> str:
+        """Why it is not measured in a dtype; "" if it is."""
+        if not self.dtypes or dtype in self.dtypes:
+            return ""
+        return f"it is measured in {', '.join(self.dtypes)} only"
+
+    def versions(self) -> list[str]:
+        """Of the packages that it needs."""
+        return [f"{name} {metadata.version(name)}" for name in self.needs]
+
+    # ---- what it does ----
+
+    def start(self) -> None:
+        """Imports what it needs; raises if that fails."""
+
+    def load(self, source: Source) -> None:
+        self.source = source
+        found = loaded(source)
+        self.made, self.model = found.made, found.made.model
+        self.original = self.face = found.original
+        self.function: Callable[..., Any] = self.model
+
+    def show(self) -> None:
+        """Makes the shared module this runtime's."""
+        self.face.show()
+
+    def prepare(self, *where: int) -> Call:
+        """Gets ready for x of a shape, or for the workload with a number."""
+        self.workload = self.source.workload(self.made, *where)
+        return self.bind(self.workload)
+
+    def bind(self, workload: Workload) -> Call:
+        return call_of(self.function, workload)
+
+    def idle(self) -> Call | None:
+        """The call with nothing to compute: Python, dispatch and allocation; of blocks alone."""
+        if isinstance(self.source, ModelSource):
+            return None
+        return self.bind(self.source.workload(self.made, 0))
+
+    # ---- what it says ----
+
+    def details(self) -> dict[str, Any]:
+        """What was chosen or ran, after a call."""
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        """What was loaded; `weights` is a digest."""
+        return {
+            "workloads": [workload.name for workload in self.made.workloads],
+            "notes": list(self.made.notes),
+            "weights": model_facts.digest(self.model),
+        }
+
+    def profiled_host(self) -> tuple[float, float] | NotMeasured:
+        """Host time of a whole model in µs, and its share of the step."""
+        return model_facts.profiled_host(self.model, self.workload)
+
+    def cuda_us(self) -> float | None:
+        """One call on a CUDA device; None where it is not asked."""
+        return None
+
+
+def call_of(function: Callable[..., Any], workload: Workload) -> Call:
+    """The call as its users write it."""
+    if type(workload.inputs) is not Inputs:
+        return lambda: workload.run(function)  # type: ignore[arg-type]
+    args, kwargs = workload.inputs.args, workload.inputs.kwargs
+    if len(args) == 1 and not kwargs:
+        x = args[0]
+        return lambda: function(x)
+    return lambda: function(*args, **kwargs)

@@ -1,0 +1,60 @@
+"""The one table of runtimes by name; which of them blocks and whole models are measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torchweld.bench.runtimes.onnx_runtime import OnnxRuntime
+from torchweld.bench.runtimes.openvino_runtime import OpenVinoRuntime
+from torchweld.bench.runtimes.runtime import Runtime
+from torchweld.bench.runtimes.torch_runtimes import CompiledRuntime, EagerRuntime, MkldnnRuntime
+from torchweld.bench.runtimes.torchweld_runtimes import (
+    BackendRuntime,
+    CompiledWeldedRuntime,
+    FusedMlpRuntime,
+    PlannedRuntime,
+    WeldedBlockRuntime,
+)
+from torchweld.bench.speed_tables import WAYS
+from torchweld.ops.backends import BACKENDS, Backend, BackendMode
+
+Runtimes = Mapping[str, Callable[[], Runtime]]
+
+BLOCK_PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
+MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
+OWN_MODEL = "torchweld"
+OWN = tuple(f"{b.name}:{mode.name}" for b in BACKENDS for mode in b.abilities.modes)
+
+
+def _own(backend: Backend, mode: BackendMode | None) -> Callable[[], Runtime]:
+    if backend.abilities.c_forward:  # as users get it: through the module
+        return partial(FusedMlpRuntime, packing=mode is None or mode.packs)
+    return partial(BackendRuntime, backend.name, None if mode is None else mode.name)
+
+
+# Our backends have their names, with a mode after a colon if it is not the first: "torch:mkldnn".
+RUNTIMES: Runtimes = {
+    **{backend.name: _own(backend, None) for backend in BACKENDS},
+    **{f"{b.name}:{mode.name}": _own(b, mode) for b in BACKENDS for mode in b.abilities.modes},
+    "eager": EagerRuntime,
+    "mkldnn": MkldnnRuntime,
+    "compile": CompiledRuntime,  # our backend of this name is compile:inductor
+    # The weights are constants, and the fastest of several products is chosen.
+    "compile-max": partial(CompiledRuntime, freezing=True, max_autotune=True),
+    "compile-welded": CompiledWeldedRuntime,
+    "onnxruntime": OnnxRuntime,
+    "openvino": OpenVinoRuntime,
+    OWN_MODEL: PlannedRuntime,
+}
+
+# Tables of known speeds have the names of backends for blocks that are welded to them.
+TABLE_RUNTIMES: Runtimes = {
+    "eager": EagerRuntime,
+    **{name: partial(WeldedBlockRuntime, packed=way == "packed") for name, way in WAYS.items()},
+}
+
+
+def is_apart(name: str) -> bool:
+    """Whether it needs a process of its own."""
+    return RUNTIMES[name]().apart

@@ -1,0 +1,288 @@
+"""Tries every choice for the blocks of a model: verifies it, then times it against the original.
+
+In: a model and its blocks. Out: `TunedBlocks`. Blocks that are alike are tried together, one after
+the other, each with its own weights, as the model calls them. So the weights of one block leave the
+cache before its next turn if they do so in the model. All choices are timed in the same rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from torchweld.core.measured_speed import Speed
+from torchweld.core.not_measured import NotMeasured
+from torchweld.ops import backends
+from torchweld.ops.backends.backend import device_of
+from torchweld.plans.alike_blocks import AlikeBlocks, AlikeKey, alike_blocks
+from torchweld.plans.block_calls import tensors_of
+from torchweld.plans.choice_timing import LEAST_BUDGET_S, Timed, time_choices
+from torchweld.plans.choice_verifying import verify_choice
+from torchweld.plans.known_speeds import KnownSpeed, SpeedTable, table_here
+from torchweld.plans.measurement_cache import MeasurementCache
+from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning, decided
+from torchweld.plans.plan_options import PlanOptions
+from torchweld.plans.time_budget import TimeBudget
+from torchweld.welds.found_blocks import Block
+from torchweld.welds.weld_decisions import Choice, Decision
+
+# A copy of the weights must be worth its memory: this much faster than the best choice without one,
+# unless the copy is so small that nobody notices.
+COPY_GAIN = 1.05
+SMALL_COPY_BYTES = 256 << 10
+
+
+def choices_for(
+    training: bool, with_compile: bool, packing: bool, weights: Iterable[Tensor]
+) -> tuple[Choice, ...]:
+    """What is tried, apart from leaving the block as it is: in the order of BACKENDS, copies first.
+
+    Only backends for the devices that the weights are on; if there is none, all of them, so that
+    the plan has their reasons.
+    """
+    use = "training" if training else "inference"
+    tried = [
+        Choice(backend=backend.name, packed=mode.packs)
+        for backend in backends.BACKENDS
+        for mode in sorted(backend.abilities.modes, key=lambda mode: not mode.packs)
+        if use in mode.planned
+        if with_compile or not backend.abilities.compiles
+        if packing or not mode.packs
+    ]
+    devices = {device_of(weight).type for weight in weights}
+    return tuple(c for c in tried if c.abilities.runs_on(devices)) or tuple(tried)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedBlocks:
+    """Every block, and every group of blocks, with what was tried and chosen for it.
+
+    table: if nothing was timed, the table that decided, or why there is none
+    """
+
+    planned: tuple[Planned, ...]
+    training: bool
+    groups: tuple[PlannedGroup, ...] = ()
+    table: str | None = None
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return decided(self.planned, self.training, self.groups)
+
+
+def tune(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    options: PlanOptions,
+    budget: TimeBudget,
+    memory: MeasurementCache,
+) -> TunedBlocks:
+    """Tries all choices for all blocks, and leaves the model unwelded.
+
+    The time is shared equally; what some alike blocks do not use is left to the others.
+    Times that were measured before are taken from `memory`.
+    """
+    training = options.training
+    choices = choices_for(training, options.with_compile, options.packing, model.parameters())
+    table = None if options.measure else table_here()
+    alike = alike_blocks(model, blocks, training)
+    found: list[Tuning] = []
+    for i, one in enumerate(alike):
+        options.say(f"tuning {one.name}", 0.1 + 0.25 * i / len(alike))
+        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(alike) - i)
+        if options.force:
+            found.append(_forced(model, one, choices))
+        elif table is not None:
+            found.append(_by_table(model, one, choices, table))
+        else:
+            found.append(_timed(model, one, choices, share_s, memory))
+    # Blocks that could not be measured in their share of the time have another turn.
+    pending = [i for i, one in enumerate(found) if options.timing and one.unmeasured]
+    for done, i in enumerate(pending):
+        options.say(f"tuning {alike[i].name}", 0.35 + 0.25 * done / len(pending))
+        share_s = (budget.blocks_end_s - time.perf_counter()) / (len(pending) - done)
+        if share_s > LEAST_BUDGET_S:
+            found[i] = _timed(model, alike[i], choices, share_s, memory)
+    tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
+    for one, tuning in zip(alike, found, strict=True):
+        for block, call in zip(one.blocks, one.calls, strict=True):
+            tunings[block.path].append(replace(tuning, count=call.count))
+    return TunedBlocks(
+        planned=tuple(Planned(block=b, tunings=tuple(tunings[b.path])) for b in blocks),
+        training=training,
+        table=_source(table),
+    )
+
+
+def _source(table: SpeedTable | NotMeasured | None) -> str | None:
+    """What a plan says of the table that decided."""
+    if table is None:
+        return None
+    return table.reason if isinstance(table, NotMeasured) else table.source
+
+
+# ---- alike blocks ----
+
+
+def _timed(
+    model: nn.Module,
+    one: AlikeBlocks,
+    choices: Sequence[Choice],
+    budget_s: float,
+    memory: MeasurementCache,
+) -> Tuning:
+    about = (one.key, len(one.blocks), tuple(choices))
+    kept = memory.recall(about, Tuning)
+    if kept is not None:
+        return _verified_again(model, one, kept)
+    begun_s = time.perf_counter()
+    trials = {choice: _verified(model, one, choice) for choice in choices}
+    left_s = budget_s - (time.perf_counter() - begun_s)
+    good = [choice for choice, trial in trials.items() if trial.verified]
+    if any(tensor.is_meta for tensor in tensors_of(model, one.blocks[0])):
+        good = []
+    if not good:
+        return choose(one.key.rows, list(trials.values()))
+    timed = time_choices(model, one.blocks, one.calls[0], good, one.key.training, left_s)
+    for choice, found in timed.items():
+        trials[choice] = replace(
+            trials[choice],
+            verdict=found.verdict,
+            speed=found.speed,
+            copied_bytes=found.copied_bytes or trials[choice].copied_bytes,
+            copy_gain=copy_gain_of(found, timed.values()),
+        )
+    tuning = choose(one.key.rows, list(trials.values()))
+    if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
+        memory.keep(about, tuning)
+    return tuning
+
+
+def _verified(model: nn.Module, one: AlikeBlocks, choice: Choice) -> Trial:
+    """The first block is verified for all of them."""
+    return verify_choice(model, one.blocks[0], one.calls[0], choice, one.key.training)
+
+
+def _forced(model: nn.Module, one: AlikeBlocks, choices: Sequence[Choice]) -> Tuning:
+    """The first choice that verifies; times nothing."""
+    trials: list[Trial] = []
+    for choice in choices:
+        trials.append(_verified(model, one, choice))
+        if trials[-1].verified:
+            return tuning_of(one.key.rows, trials, choice, "forced")
+    return tuning_of(one.key.rows, trials)
+
+
+def tuning_of(
+    rows: int, trials: Iterable[Trial], chosen: Choice | None = None, reason: str = ""
+) -> Tuning:
+    trials = tuple(trials)
+    return Tuning(
+        rows=rows, count=1, trials=trials, chosen=chosen, reason=reason or _why_none(trials)
+    )
+
+
+def _by_table(
+    model: nn.Module, one: AlikeBlocks, choices: Sequence[Choice], table: SpeedTable | NotMeasured
+) -> Tuning:
+    """The fastest choice that verifies and that a table knows to be faster; times nothing."""
+    key = one.key
+    speeds: dict[Choice, float] = {}
+    trials: dict[Choice, Trial] = {}
+    for choice in choices:
+        known = _known(key, choice, table)
+        trial = _verified(model, one, choice)
+        if trial.verified and isinstance(known, KnownSpeed) and known.faster:
+            speeds[choice] = known.speedup
+            trial = replace(trial, verdict="known", speed=NotMeasured(known.words))
+        elif trial.verified:
+            why = known.reason if isinstance(known, NotMeasured) else known.words
+            trial = replace(trial, verdict="not known", speed=NotMeasured(why))
+        trials[choice] = trial
+    best = max(speeds, key=speeds.__getitem__, default=None)
+    lean = max((c for c in speeds if not c.packed), key=speeds.__getitem__, default=None)
+    if best is not None and lean is not None and speeds[best] < COPY_GAIN * speeds[lean]:
+        best = lean
+    reason = "" if best is None else trials[best].reason
+    return tuning_of(key.rows, trials.values(), best, reason)
+
+
+def _known(
+    key: AlikeKey, choice: Choice, table: SpeedTable | NotMeasured
+) -> KnownSpeed | NotMeasured:
+    if isinstance(table, NotMeasured):
+        return table
+    if not choice.abilities.in_speed_tables:
+        return NotMeasured("tables of speeds only have the compiled kernels")
+    if not key.contiguous:
+        return NotMeasured("tables of speeds only have contiguous inputs")
+    return table.known(
+        key.form, key.shapes, key.dtype, key.rows, choice.packed, training=key.training
+    )
+
+
+def _verified_again(model: nn.Module, one: AlikeBlocks, kept: Tuning) -> Tuning:
+    """Times that were measured before. The choice is verified on the weights of now."""
+    trials = {trial.choice: trial for trial in kept.trials}
+    while kept.chosen is not None:
+        fresh = _verified(model, one, kept.chosen)
+        if fresh.verified:
+            trials[kept.chosen] = replace(trials[kept.chosen], error_ratio=fresh.error_ratio)
+            break
+        trials[kept.chosen] = fresh
+        chosen = choose(one.key.rows, list(trials.values()))
+        kept = replace(chosen, remembered=kept.remembered)
+    return replace(kept, trials=tuple(trials.values()))
+
+
+def choose(rows: int, trials: Sequence[Trial], over: str = "the original's speed") -> Tuning:
+    """The fastest that is verified and beyond noise; a copy only if it is worth its memory.
+
+    over: what the trials were timed against, in words
+    """
+    good = [
+        (trial.speed.speedup, trial)
+        for trial in trials
+        if trial.verified and trial.verdict == "faster" and isinstance(trial.speed, Speed)
+    ]
+    if not good:
+        return tuning_of(rows, trials)
+    speedup, best = max(good, key=lambda pair: pair[0])
+    lean = [pair for pair in good if not pair[1].copied_bytes]
+    lean_speedup, leanest = max(lean, key=lambda pair: pair[0], default=(speedup, best))
+    gain = best.copy_gain if isinstance(best.copy_gain, float) else speedup / lean_speedup
+    small = best.copied_bytes <= SMALL_COPY_BYTES
+    if leanest is not best and not small and gain < COPY_GAIN:
+        why = f"{lean_speedup:.2f} times {over}; a copy gains too little"
+        return tuning_of(rows, trials, leanest.choice, why)
+    return tuning_of(rows, trials, best.choice, f"{speedup:.2f} times {over}")
+
+
+def _why_none(trials: Sequence[Trial]) -> str:
+    return "; ".join(
+        f"{trial.choice.backend} {trial.choice.mode}: {trial.verdict}"
+        + (f" ({trial.reason})" if trial.reason else "")
+        for trial in trials
+    )
+
+
+def copy_gain_of(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured:
+    """The speed over the best choice without a copy, round by round: both had the same noise."""
+    if not own.copied_bytes:
+        return NotMeasured("it keeps no copy")
+    lean = [
+        (timed.speed.speedup, timed.log_ratios)
+        for timed in everything
+        if isinstance(timed.speed, Speed) and not timed.copied_bytes
+    ]
+    if not lean or not isinstance(own.speed, Speed):
+        return NotMeasured("no choice without a copy was timed")
+    _, ratios = max(lean)
+    if len(own.log_ratios) != len(ratios):
+        return NotMeasured("the choice without a copy was timed in other rounds")
+    return math.exp(statistics.median(a - b for a, b in zip(own.log_ratios, ratios, strict=True)))

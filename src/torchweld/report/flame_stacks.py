@@ -1,0 +1,189 @@
+"""A step as weighted stacks, module → op → kernel, for flame graphs.
+
+In: a `Profile`. Out: a `Frame` tree whose weights are µs. The backward of a module's ops stands
+under that module, in a frame called `backward`, wherever and whenever it ran.
+
+A weight is what belongs to the frame itself and to nothing inside it. The weights of a live step
+add up to its corrected time, those of a device to the time of its kernels. Threads of a trace can
+be busy at the same time, so their weights may add up to more than the clock shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torchweld.core.safe_text import clean
+from torchweld.profiles.attributing.attribution import ENGINE
+from torchweld.profiles.profile import Profile
+
+LATE = {"backward": "backward", "recompute": "recompute"}
+
+
+@dataclass(kw_only=True, slots=True)
+class Frame:
+    """A place in the stacks."""
+
+    name: str
+    self_us: float = 0.0
+    inside: dict[str, Frame] = field(default_factory=dict)
+
+    def into(self, name: str) -> Frame:
+        """The frame of this name inside, made if need be."""
+        found = self.inside.get(name)
+        if found is None:
+            found = self.inside[name] = Frame(name=name)
+        return found
+
+    def walk(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        """Every stack with a weight, outermost frame first, depth first."""
+        pending: list[tuple[Frame, tuple[str, ...]]] = [(self, (self.name,))]
+        while pending:
+            frame, stack = pending.pop()
+            if frame.self_us > 0:
+                yield stack, frame.self_us
+            pending.extend((f, (*stack, f.name)) for f in reversed(frame.inside.values()))
+
+    @property
+    def total_us(self) -> float:
+        return sum(weight for _, weight in self.walk())
+
+
+class _Places:
+    """Frames of modules and ops, found by index."""
+
+    def __init__(self, profile: Profile, top: Frame) -> None:
+        self.profile = profile
+        self.modules: list[Frame | None] = [None] * len(profile.modules)
+        self.modules[0] = top
+        self.ops: list[Frame | None] = [None] * len(profile.ops)
+
+    def module(self, index: int) -> Frame:
+        pending = [index]
+        while self.modules[pending[-1]] is None:
+            pending.append(self.profile.modules[pending[-1]].parent)
+        for i in reversed(pending[:-1]):
+            module = self.profile.modules[i]
+            around = self.modules[module.parent]
+            assert around is not None
+            parent = self.profile.modules[module.parent].path
+            name = module.path.removeprefix(f"{parent}.") if parent else module.path
+            self.modules[i] = around.into(clean(f"{name}: {module.kind}"))
+        found = self.modules[index]
+        assert found is not None
+        return found
+
+    def op(self, index: int) -> Frame:
+        pending = [index]
+        while self.ops[pending[-1]] is None and self._nested(pending[-1]):
+            pending.append(self.profile.ops[pending[-1]].parent)
+        for i in reversed(pending):
+            if self.ops[i] is not None:
+                continue
+            op = self.profile.ops[i]
+            if self._nested(i):
+                around = self.ops[op.parent]
+                assert around is not None
+            else:
+                around = self.module(op.module)
+                around = around.into(LATE[op.phase]) if op.phase in LATE else around
+            self.ops[i] = around.into(op_name(op.name))
+        found = self.ops[index]
+        assert found is not None
+        return found
+
+    def _nested(self, index: int) -> bool:
+        """Whether an op stands inside the op around it, and not under another module."""
+        op = self.profile.ops[index]
+        if op.parent < 0:
+            return False
+        around = self.profile.ops[op.parent]
+        return (around.module, around.phase) == (op.module, op.phase)
+
+
+def op_name(name: str) -> str:
+    """The engine's long prefix for nodes becomes `engine`."""
+    return clean(f"engine: {name[len(ENGINE) :]}" if name.startswith(ENGINE) else name)
+
+
+def top_name(profile: Profile) -> str:
+    return clean(profile.about.what or profile.modules[0].kind)
+
+
+def host_frames(profile: Profile) -> Frame:
+    """Where the host's time goes."""
+    top = Frame(name=top_name(profile))
+    places = _Places(profile, top)
+    for i in _in_model_order(profile):
+        module = profile.modules[i]
+        if module.python_us:
+            places.module(i).into("Python").self_us += module.python_us
+        if module.engine_us:
+            places.module(i).into("backward").into("between nodes").self_us += module.engine_us
+    for i, op in enumerate(profile.ops):
+        places.op(i).self_us += op.self_us
+    target_us = _target_us(profile)
+    if target_us is not None:
+        rest_us = target_us - _sum(top)
+        (top.into("not attributed") if rest_us > 0 else top).self_us += rest_us
+    _settle(top)
+    if target_us is not None and (total_us := top.total_us) > 0:
+        _scale(top, target_us / total_us)
+    return top
+
+
+def _target_us(profile: Profile) -> float | None:
+    """What the host's weights have to add up to; None if several threads worked at once."""
+    if profile.timing is None or len({op.thread for op in profile.ops}) > 1:
+        return None
+    return profile.timing.corrected_us
+
+
+def device_frames(profile: Profile) -> Frame | None:
+    """Which module and op every kernel's time belongs to; None without a device."""
+    device = profile.device
+    if device is None or not device.kernels:
+        return None
+    top = Frame(name=clean(device.name or "device"))
+    places = _Places(profile, top)
+    for kernel in device.kernels:
+        around = places.op(kernel.op) if kernel.op >= 0 else top.into("launched by no known op")
+        around.into(clean(kernel.name)).self_us += kernel.duration_us
+    return top
+
+
+def _in_model_order(profile: Profile) -> Iterator[int]:
+    below: list[list[int]] = [[] for _ in profile.modules]
+    for i, module in enumerate(profile.modules[1:], start=1):
+        below[module.parent].append(i)
+    pending = [0]
+    while pending:
+        i = pending.pop()
+        yield i
+        pending.extend(reversed(below[i]))
+
+
+def _every(top: Frame) -> list[tuple[Frame, Frame | None]]:
+    """Frames with the frame around each, outermost first."""
+    found: list[tuple[Frame, Frame | None]] = [(top, None)]
+    for frame, _ in found:
+        found.extend((inner, frame) for inner in frame.inside.values())
+    return found
+
+
+def _sum(top: Frame) -> float:
+    return sum(frame.self_us for frame, _ in _every(top))
+
+
+def _settle(top: Frame) -> None:
+    """Where the correction took too much away, the frame around it pays."""
+    for frame, around in reversed(_every(top)):
+        if frame.self_us < 0 and around is not None:
+            around.self_us += frame.self_us
+            frame.self_us = 0.0
+    top.self_us = max(top.self_us, 0.0)
+
+
+def _scale(top: Frame, factor: float) -> None:
+    for frame, _ in _every(top):
+        frame.self_us *= factor
