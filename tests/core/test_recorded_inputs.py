@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.core.test_inputs import Adder, Pair
+from tests.core.test_model_inputs import Adder, Pair
 from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
