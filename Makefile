@@ -98,10 +98,10 @@ cross-tools:
 	    g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang; }
 
 # Shows which lines and branches of the package the suite leaves out, those of other processes it
-# starts included. No figure is demanded.
+# starts included. No figure is demanded. Tests that interrupt at any line would hit coverage too.
 coverage: setup $(VENV)/.minilm
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -q; code=$$?; \
+	@$(BIN)/coverage run -m pytest -q --ignore tests/core/test_passing_exceptions.py; code=$$?; \
 	  $(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=cover; exit $$code
 
 lint: setup

@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -516,7 +517,8 @@ def test_a_call_that_is_hardly_more_than_its_host_part_is_timed_in_turn_with_it(
             return lambda: time.sleep(2e-4)
 
     server = runtime_server.RuntimeServer.__new__(runtime_server.RuntimeServer)
-    server.runtime, server.call = Sleeps(), lambda: time.sleep(3e-4)
+    runtime: Any = Sleeps()
+    server.runtime, server.call = runtime, lambda: time.sleep(3e-4)
     server.side = CallableSide(server.call)
     assert set(server._host()) == {"host_us", "host_share"}
 

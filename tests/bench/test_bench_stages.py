@@ -26,7 +26,8 @@ from torchweld.bench.runtimes.onnx_exports import OnnxReadingRuntime
 from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
 from torchweld.bench.runtimes.torchweld_runtimes import BackendRuntime
 from torchweld.bench.stage_timing import single_calls
-from torchweld.bench.workers.worker_process import WorkerError
+from torchweld.bench.workers.local_worker import LocalWorker
+from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
@@ -83,7 +84,8 @@ def test_only_one_worker_runs_at_a_time() -> None:
         stage.ask("eager", "load", BlockSource(mlp=GATED))
         stage.ask("mkldnn", "load", BlockSource(mlp=GATED))
         if sys.platform == "linux":
-            pids = {name: worker.pid for name, worker in stage.workers.items()}
+            workers = {n: w for n, w in stage.workers.items() if isinstance(w, WorkerProcess)}
+            pids = {name: worker.pid for name, worker in workers.items()}
             state = {n: Path(f"/proc/{pid}/stat").read_text().split()[2] for n, pid in pids.items()}
             assert state["eager"] == "T"
             assert state["mkldnn"] != "T"
@@ -109,7 +111,9 @@ def test_a_local_side_runs_without_gradients_and_says_what_went_wrong() -> None:
         stage.ask("eager", "load", BlockSource(mlp=PLAIN))
         stage.ask("eager", "prepare", 3)
         assert torch.is_grad_enabled()
-        assert not stage.workers["eager"].held.call().requires_grad or torch.is_grad_enabled()
+        eager = stage.workers["eager"]
+        assert isinstance(eager, LocalWorker)
+        assert not eager.held.call().requires_grad or torch.is_grad_enabled()
         assert stage.side("eager", cold=True).time(1) > 0
 
 

@@ -23,6 +23,7 @@ from torchweld.bench import (
 from torchweld.bench.bench_stages import Stage
 from torchweld.bench.model_sources import SizedSource, TargetSource
 from torchweld.bench.runtimes.runtime import loaded
+from torchweld.bench.workers.local_worker import LocalWorker
 from torchweld.core.errors import TorchweldError
 from torchweld.welds.swapping.swap import stats
 
@@ -92,6 +93,13 @@ def source(path: Path, name: str, **options: object) -> TargetSource:
     return TargetSource(target=f"{path}:{name}", **options)  # type: ignore[arg-type]
 
 
+def held(stage: Stage, name: str) -> Any:
+    """The server of a side in this process."""
+    worker = stage.workers[name]
+    assert isinstance(worker, LocalWorker)
+    return worker.held
+
+
 def test_eager_and_welded_are_one_model_that_shows_the_one_or_the_other(
     model_file: Path, plan_file: Path
 ) -> None:
@@ -100,7 +108,7 @@ def test_eager_and_welded_are_one_model_that_shows_the_one_or_the_other(
         for name in stage.names:
             stage.ask(name, "load", source(model_file, "net", plan=str(plan_file)))
             stage.ask(name, "prepare", 0)
-        eager, welded = (stage.workers[name].held for name in ("eager", "torchweld"))
+        eager, welded = held(stage, "eager"), held(stage, "torchweld")
         assert eager.runtime.model is welded.runtime.model
         stage.side("eager").time(1)
         assert stats(eager.runtime.model) == {}
@@ -122,7 +130,7 @@ def test_a_plan_for_other_rows_is_reported_and_not_warned_about(
         stage.ask("torchweld", "load", source(model_file, "net", plan=str(tmp_path / "other.json")))
         stage.ask("torchweld", "prepare", 0)
         stage.side("torchweld").time(1)
-        details = stage.workers["torchweld"].held.runtime.details()
+        details = held(stage, "torchweld").runtime.details()
     assert details["ran_the_original"]
 
 
@@ -174,7 +182,7 @@ def test_weights_have_to_be_the_same_in_every_process(
                 found = super().ask(name, command, *arguments)
                 if name == "eager":
                     with torch.no_grad():
-                        self.workers[name].held.runtime.model.mlp[0].weight.mul_(1.5)
+                        held(self, name).runtime.model.mlp[0].weight.mul_(1.5)
                 return found
             return super().ask(name, command, *arguments)
 

@@ -159,7 +159,7 @@ ROWS: dict[str, list[Change]] = {
         through_storage,
         through_a_pointer,
     ],
-    "one element inside `torch.autograd.grad_mode._unsafe_preserve_version_counter`": [
+    "one element inside `torch.autograd._unsafe_preserve_version_counter`": [
         preserving_the_version
     ],
     "one element by another process, through shared memory or a mapped file": [
