@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # Earlier name -> name now, below `torchweld`: names that docs had, that pickles contain, or that
-# users' tests are likely to import. Deprecated since 0.2, to be removed in 0.4.
+# users' tests are likely to import. To be removed in 0.3.
 MODULES = {
     "activations": "core.activations",
     "benching": "bench",
@@ -124,7 +124,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if _by_import_statement():
             today = MODULES[module.__name__.removeprefix("torchweld.")]
             warnings.warn(
-                f"{module.__name__} is torchweld.{today} now; the earlier name will go in 0.4",
+                f"{module.__name__} is torchweld.{today} now; the earlier name will go in 0.3",
                 DeprecationWarning,
                 stacklevel=2,  # frames of importlib do not count
             )
