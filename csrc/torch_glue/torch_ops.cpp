@@ -5,7 +5,7 @@
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
 //   *_packed      CPU, reading that tensor; group_of_packed reads one per member. Not
 //                 differentiable; the caller makes sure that it is fresh. Only the tensor's
-//                 contents say how many features come out; ops.py handles tensors that have only
+//                 contents say how many features come out; src/torchweld/ops/ handles tensors that have only
 //                 shapes.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps
 //                 it fresh.

@@ -66,7 +66,7 @@ def _reasons(row: Mapping[str, Any], result: Result) -> str | None:
 def calls_per_s(cell: Cell, result: Result) -> float | NotMeasured | None:
     """What several callers together finish. Eager's rate is in the comparison of any other side.
 
-    None where there were none.
+    None if the bench had no callers.
     """
     if result.callers is not None:
         us = result.callers.candidate_us
@@ -81,7 +81,7 @@ def calls_per_s(cell: Cell, result: Result) -> float | NotMeasured | None:
 def kept(bench: Bench, cell: Cell) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]]:
     """Data and samples of a cell, as the history takes them.
 
-    Runs are compared there by their figures alone, so a speed without a verdict is none.
+    Runs are compared there by their figures alone, so a speed without a verdict is left out.
     """
     data: dict[str, Any] = {}
     for result in cell.results:

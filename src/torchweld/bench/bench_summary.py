@@ -130,7 +130,7 @@ def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
 
 
 def _largest(values: Sequence[float | NotMeasured]) -> float | NotMeasured:
-    """Of those that are known; if none is, why the first is not."""
+    """The largest measured value; if there is none, the first NotMeasured."""
     known = [value for value in values if not isinstance(value, NotMeasured)]
     unknown = [value for value in values if isinstance(value, NotMeasured)]
     if known:

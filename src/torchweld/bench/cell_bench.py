@@ -146,7 +146,7 @@ def timed(
 def _times(
     stage: Stage, bench: Bench, results: dict[str, Result], latency: bool
 ) -> dict[str, Result]:
-    """Of several, eager first: compared, and as asked for besides."""
+    """Times several sides, eager first: the comparison, then latency and callers if asked for."""
     found, names = dict(results), list(results)
     try:
         compared = _compared(stage, bench, names)

@@ -69,7 +69,7 @@ class GatedLayers(TwoLayers):
 
 
 def eager_block(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> nn.Module:
-    """Nothing in it that a model would not have."""
+    """The block as plain PyTorch modules."""
     layers = _layers(mlp, dtype, seed)
     act = activation_of(mlp)
     if mlp.gated:

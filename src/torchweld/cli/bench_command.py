@@ -23,12 +23,12 @@ from torchweld.bench.parked_check import check_parking
 from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model
+from torchweld.cli.bench_table import GRID, check_table, run_table, write_table
 from torchweld.cli.history_command import history_option
 from torchweld.cli.json_output import data_only
 from torchweld.cli.output_files import check_targets
 from torchweld.cli.run_keeping import keeping
 from torchweld.cli.screen_output import put, screen
-from torchweld.cli.table_command import GRID, check_table, run_table, write_table
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.safe_text import clean_lines

@@ -22,7 +22,7 @@ class Speed:
         return f"{self.speedup:.2f} ({low:.2f}–{high:.2f})"
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         if not 0 < self.interval[0] <= self.speedup <= self.interval[1] < float("inf"):
             yield f"has the speed-up {self.speedup} in {self.interval}; expected one inside"
         if not 0 < self.before_us < float("inf") or not 0 < self.after_us < float("inf"):

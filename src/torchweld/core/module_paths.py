@@ -12,12 +12,12 @@ WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 
 
 def normal_path(path: str) -> str:
-    """Without what wrappers put into it."""
+    """The path without the names that wrappers add."""
     return ".".join(name for name in path.split(".") if name not in WRAPPERS)
 
 
 def pattern_of(path: str) -> str:
-    """The same for paths that differ only in numbers."""
+    """The path with a star for each number, so that alike paths become equal."""
     return ".".join("*" if name.isdecimal() else name for name in path.split("."))
 
 

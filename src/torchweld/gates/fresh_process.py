@@ -63,7 +63,7 @@ def ask(request: Request) -> Comparison:
 
 
 class Comparing:
-    """What the new process holds."""
+    """The object in the new process that answers requests."""
 
     def compare(self, request: Request) -> Comparison:
         torch.set_num_threads(request.threads)

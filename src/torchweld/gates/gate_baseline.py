@@ -42,7 +42,7 @@ class Baseline:
 def save_baseline(
     history: History, name: str, what: str, baseline: Baseline, settings: dict[str, Any]
 ) -> None:
-    """It counts once it is complete: an interrupted one leaves the one before in force."""
+    """Saves a baseline. If interrupted, the previous one stays in force."""
     run = history.begin(name, "gate", what, settings)
     run.add(PLAN, to_plain(baseline.plan))
     run.add(COUNTERS, to_plain(baseline.counters))
@@ -68,7 +68,7 @@ def load_baseline(history: History, name: str, what: str, command: str) -> Basel
         raise TorchweldError(f"{error}; {remedy}") from None
     there = [run for run in runs if run.name == name]
     found = next((run for run in there if isinstance(run, Damaged) or run.what == what), None)
-    if isinstance(found, Damaged):  # it may be the one, and one before it would be another
+    if isinstance(found, Damaged):  # this damaged run may be the baseline; an older one is not
         raise TorchweldError(f"{history.damaged(found)}; {remedy}")
     if found is None:
         listed = ", ".join(sorted({repr(run.what) for run in there if isinstance(run, Run)}))

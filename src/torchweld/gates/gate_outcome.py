@@ -103,8 +103,8 @@ class Outcome:
 def changes_of(before: Counters, after: Counters) -> list[CounterChange]:
     """Each changed counter: of the step, and of the innermost modules in which it is worse.
 
-    Modules that one side does not have are judged by what they stand in, so that a new name is no
-    change by itself.
+    Modules that one side does not have are judged by the module around them, so
+    renaming alone is not a change.
     """
     found = []
     for counter in NAMES:

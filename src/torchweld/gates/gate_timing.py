@@ -87,7 +87,7 @@ class SeenTime:
 
 
 def seen_in(found: Comparison) -> SeenTime | NotMeasured:
-    """The figures, whatever the verdict is, or that there are none."""
+    """The comparison's figures, whatever its verdict; NotMeasured if it has none."""
     speedup, interval, eager_us = found.speedup, found.interval, found.baseline_us
     if (
         isinstance(speedup, NotMeasured)
@@ -126,7 +126,7 @@ def usable(found: Comparison, tolerance: float) -> SeenTime | NotMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptTime:
-    """The baseline's comparisons of one workload: their middle, and all that they span."""
+    """The baseline's comparisons of one workload: their median, and the range of intervals."""
 
     workload: str
     comparisons: tuple[Comparison, ...]

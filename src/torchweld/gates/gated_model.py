@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def what(self) -> str:
-        """Under which a baseline of it is kept."""
+        """The key under which its baseline is kept."""
         return target_words(self.target, self.inputs, self.training)
 
 

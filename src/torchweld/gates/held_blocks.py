@@ -1,7 +1,6 @@
 """Which blocks of a plan a baseline holds a model to, and which it does not, and why.
 
-A block that could not be measured is not one that is not faster: where nothing is welded for want
-of a measurement, there is no baseline at all.
+If nothing is welded only because nothing could be measured, no baseline is saved.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def _why_empty(held: Held, plan: Plan, counters: Counters) -> str:
 
 
 def _why_none(plan: Plan) -> str:
-    """Of the first block that is not welded for a reason that was measured."""
+    """Why the first block that was measured is not welded."""
     tunings = [t for one in plan.planned if not one.welded for t in one.tunings]
     return next((t.reason for t in tunings if not t.unmeasured and t.reason), "not called")
 

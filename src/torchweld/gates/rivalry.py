@@ -54,7 +54,7 @@ def rivalry(
     plan: Plan,
     clock: Clock,
 ) -> Iterator[Rival]:
-    """Inside, both processes are there."""
+    """Inside the `with` block both processes run."""
     where = here.target.partition(":")[0]
     shared = where.endswith(".py") and Path(where).expanduser().is_absolute()
     if shared and here.target == other.target:
@@ -118,7 +118,7 @@ class ContenderRuntime(Runtime):
             weld(self.subject.model, found.decisions)
 
     def show(self) -> None:
-        """Nobody else uses the model."""
+        """Does nothing: no other runtime shares this model."""
 
     def prepare(self, *where: int) -> Call:
         """The call of one workload, by its number."""

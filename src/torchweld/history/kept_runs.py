@@ -16,7 +16,7 @@ Kind = Literal["bench", "gate", "fuse", "profile"]
 
 
 def fingerprint_here() -> Fingerprint:
-    """Of this process, in this folder, now."""
+    """The current fingerprint of this process and folder."""
     return taken_here(commit_of(Path.cwd()))
 
 

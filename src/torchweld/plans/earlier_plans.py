@@ -90,7 +90,7 @@ def _tuning(fields: Fields) -> dict[str, Any]:
 
 
 def _remembered(value: Any) -> Any:
-    """It was True or False."""
+    """Formerly a bool; now the time of the measurement, or None."""
     return (EARLIER if value else None) if isinstance(value, bool) else value
 
 

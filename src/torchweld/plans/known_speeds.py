@@ -63,7 +63,7 @@ class SpeedCell:
     interval: tuple[Speed, Speed] | None = None
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         measured = self.verdict != "not measured"
         if {isinstance(self.speedup, float), self.interval is not None} != {measured}:
             yield f"is {self.verdict!r}, which does not fit its speedup and interval"
@@ -146,7 +146,7 @@ class SpeedTable(SavedRecord):
     cells: tuple[SpeedCell, ...]
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", self.date):
             yield f"has the date {self.date[:60]!r}; expected is one such as 2026-11-17"
 

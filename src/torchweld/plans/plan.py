@@ -60,7 +60,7 @@ class Judged:
         return self.speed.reason if isinstance(self.speed, NotMeasured) else ""
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         timed = self.verdict in ("faster", "slower", "same")
         if timed != isinstance(self.speed, Speed):
             yield f"is {self.verdict!r} {'without a' if timed else 'with a'} measured speed"
@@ -121,7 +121,7 @@ class Tuning:
         return next(found, "")
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         if self.chosen is not None and not (self.best is not None and self.best.verified):
             yield "has chosen what no trial has verified"
 
@@ -161,7 +161,7 @@ class Tuned:
 
     @property
     def outcome(self) -> Outcome:
-        """Welded if it is at any number of rows; else "not measured" if it is at any."""
+        """The first of these outcomes that any number of rows has."""
         found = {tuning.outcome for tuning in self.tunings}
         order: tuple[Outcome, ...] = ("welded", "not measured", "not known", "not faster")
         return next((one for one in order if one in found), "cannot be welded")
@@ -175,7 +175,7 @@ class Planned(Tuned):
     tunings: Annotated[tuple[Tuning, ...], Length(most=10_000)]
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         if not self.block.calls:
             yield "has a block without calls; only blocks that were called are planned"
         called = {call.rows for call in self.block.calls}
@@ -319,7 +319,7 @@ class Plan(SavedRecord):
         return text
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         paths = [one.block.path for one in self.planned]
         if len(set(paths)) != len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)

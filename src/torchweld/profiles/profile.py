@@ -55,7 +55,7 @@ class Tensor:
         return math.prod(self.shape)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with one that was read from a file."""
+        """Problems of a record that was read from a file, in words."""
         if math.prod(max(n, 1) for n in self.shape) > MOST_ELEMENTS:
             yield "has a shape of more elements than any memory holds"
         if self.strides is not None and len(self.strides) != len(self.shape):

@@ -103,7 +103,7 @@ def verdict(profile: Profile, account: Account) -> Text:
 
 
 def what_holds(profile: Profile, account: Account) -> Text:
-    """What is certain about a step whose time is not."""
+    """What is known about a step whose time was not measured."""
     working = sum(op.launches for op in account.ops)
     flops = sum(op.flops for op in account.ops)
     moved = sum(op.read_bytes + op.written_bytes for op in account.ops)

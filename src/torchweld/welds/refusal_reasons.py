@@ -15,7 +15,7 @@ from torch import nn
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__)
-_OWN = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "core", "inputs.py"))
+_OWN = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "core", "model_inputs.py"))
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
 
 # Common ops in words, as messages show them.

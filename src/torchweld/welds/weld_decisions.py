@@ -31,7 +31,7 @@ class Choice:
 
     @property
     def mode(self) -> str:
-        """The backend's name for it."""
+        """The name of the backend's mode for this choice."""
         can = self.abilities
         return ((self.packed and can.packed_mode) or can.modes[0]).name
 

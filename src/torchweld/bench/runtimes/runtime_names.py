@@ -48,7 +48,7 @@ RUNTIMES: Runtimes = {
     OWN_MODEL: PlannedRuntime,
 }
 
-# Tables of known speeds have the names of backends for blocks that are welded to them.
+# In speed tables a backend's name means: the block, welded to this backend.
 TABLE_RUNTIMES: Runtimes = {
     "eager": EagerRuntime,
     **{name: partial(WeldedBlockRuntime, packed=way == "packed") for name, way in WAYS.items()},

@@ -40,7 +40,7 @@ class LocalWorker:
         """Nothing of this process runs by itself."""
 
     def wake(self) -> None:
-        """It never slept."""
+        """Does nothing, like `park`: there is no process to wake."""
 
     def end(self) -> None:
         self.held = None

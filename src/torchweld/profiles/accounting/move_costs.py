@@ -33,7 +33,7 @@ def copy(call: OpCall) -> Work:
 
 
 def fill(call: OpCall) -> Work:
-    """What was there is not read."""
+    """A fill: writes the target and reads nothing."""
     size = dense_bytes(call.inputs[0]) if call.inputs else 0
     return Work(flops=0, reads=(), writes=call.writes(size))
 

@@ -164,7 +164,7 @@ class _Sums:
 
 
 def _own_sums(profile: Profile, priced: Priced) -> list[_Sums]:
-    """Of what is in no child, module by module."""
+    """Sums for each module without its children."""
     sums = [_Sums(parts=list(_parts(split))) for split in priced.modules]
     for op, found in zip(profile.ops, priced.ops, strict=True):
         total = sums[op.module]

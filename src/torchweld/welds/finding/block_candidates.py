@@ -143,7 +143,7 @@ class Candidates:
         for order, name, inner in sorted(parts, key=lambda part: bool(_weights(part[2]))):
             outcome = self._examined(inner)
             if isinstance(outcome, Refused):
-                reason = f"{name} {outcome.reason}"
+                reason = f"{name}: {outcome.reason}"
                 if outcome.op:
                     reason = f"{outcome.reason}{_place(order, linears)} ({name})"
                 raise _without_product(Refused(reason, outcome.op, self._seen[inner].where))

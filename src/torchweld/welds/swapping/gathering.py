@@ -21,7 +21,7 @@ from torchweld.welds.weld_decisions import Decision, choice_at
 
 
 class Membership:
-    """Of one welded module, in the group that its decision names."""
+    """One welded module's membership in the group that its decision names."""
 
     def __init__(self, decision: Decision, model: WeldedModel) -> None:
         self._decision, self._model = decision, model
@@ -34,7 +34,7 @@ class Membership:
     def member(self, module: nn.Module, bound: Bound, rows: int, single: Stand | None) -> Any:
         """What gathers the module's calls with so many rows; None if it is to run by itself.
 
-        `single` is for calls that cannot be gathered; None: whoever calls it has to see to them.
+        `single` is for calls that cannot be gathered; if None, the caller has to run those calls.
         """
         choice = choice_at(self._decision.in_group, rows)
         if choice is None or bound.packed is None or not bound.direct:

@@ -31,7 +31,7 @@ def recording() -> bool:
 def record(
     module: nn.Module, base: Any, joint: Joint, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor | None:
-    """The op's result, to be recorded; None if the original has to be."""
+    """The op's result for the graph; None if the graph must hold the original code."""
     if not joint.recordable or _to_onnx():
         return None
     picked = joint.arguments.pick(args, kwargs)
@@ -47,7 +47,7 @@ def record(
     if not joint.holds_now():
         return None
     if torch.compiler.is_dynamo_compiling() and not exporting():
-        # What comes of it is not used, and no compiler keeps it. But Dynamo guards what it reads.
+        # The result is dropped as dead code, but Dynamo adds guards for what this call reads.
         base.forward(module, *args, **kwargs)
     elif joint.structure.differs(module):
         return None

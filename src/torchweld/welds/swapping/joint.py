@@ -43,17 +43,17 @@ OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
 
 
 _PLAIN = (Tensor, nn.Parameter)
-_MOST_SIZES = 4096  # of x that are remembered; a server with texts of any length has many
+_MOST_SIZES = 4096  # most shapes of x remembered per module
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _nobody_knows() -> bool:
-    """Of a copy, or of what was loaded, that was compiled before it was ever called."""
+    """Default of `holds_now`: a copied or loaded module has no guard before its first call."""
     return False
 
 
 class _Call(NamedTuple):
-    """A call that is covered so far."""
+    """A call that has passed all checks so far."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -83,7 +83,7 @@ class Joint:
         self.membership = Membership(decision, self.model)
         self.backends = {c.backend: backend_named(c.backend) for c in decision.choices}
         self.structure = structure
-        self.device = device  # the type of it that x has to be on
+        self.device = device  # the device type that x must be on
         self.dtype: torch.dtype = getattr(torch, block.dtype)
         self.forms = parse_spec(block.form)
         self.spec = format_spec(self.forms)
@@ -275,7 +275,7 @@ class Joint:
             y = self._compiled(call, choice) if in_c else self._ran(call, choice)
         except RefusedError:
             raise
-        except TorchweldError as error:  # a backend's; all others are not ours to judge
+        except TorchweldError as error:  # raised by a backend; errors of other code pass through
             raise RefusedError(str(error).partition("\n")[0]) from error
         if y is None:
             self.count("a tensor subclass")
@@ -368,10 +368,10 @@ class Joint:
         return clean(block.path or f"the {block.kind}")
 
     def count(self, condition: str, x: object = None) -> None:
-        """Without a lock, which would cost more: two threads at once may count as one."""
+        """Counts without a lock, for speed; two calls at the same moment may count as one."""
         self.counts[condition] = self.counts.get(condition, 0) + 1
         if condition not in self.telling.done:
-            if self.membership.calls:  # fused, out of sight
+            if self.membership.calls:  # its group ran its calls in C, where nothing is counted here
                 self.telling.served()
             weights = None if self.bound is None else self.bound.tensors()
             self.telling.hear(condition, x, weights or ())
@@ -395,7 +395,7 @@ class Joint:
         return self.count("training mode" if guard.switched(module, training) else "a change")
 
     def _let_go(self, change: str) -> None:
-        """Says it, and keeps nothing of a module that is not what it was."""
+        """Warns about the change and drops what was cached for the module."""
         self.bound = self.watch = None
         if self.guard is not None:
             self.guard.let_go()

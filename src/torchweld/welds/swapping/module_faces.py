@@ -1,4 +1,4 @@
-"""The faces of modules: a class each and what welding keeps in it, swapped in a moment.
+"""The faces of modules: for each module a class and its welding state, swapped instantly.
 
 A welded model and the original are two faces of the same modules. So both can be timed in turn, on
 the same weights at the same addresses.

@@ -62,7 +62,7 @@ class WeldedModel:
 
 
 class Telling:
-    """Of one welded module: conditions about which there is nothing more to say."""
+    """Warns about one welded module; `done` has conditions that need no further warning."""
 
     def __init__(self, decision: Decision, model: WeldedModel) -> None:
         self.decision, self.model = decision, model
@@ -75,7 +75,7 @@ class Telling:
         self.fused = self.model.fused = True
 
     def hear(self, condition: str, x: object, weights: Sequence[Tensor]) -> None:
-        """Of a condition that is not done yet."""
+        """Warns about a condition that is not in `done`, if that helps the user."""
         if self.model.muted or is_untold():
             return
         if self.model.fused if condition in _WHOLE else self.fused:
@@ -100,7 +100,7 @@ class Telling:
         )
 
     def _goes_on(self, weights: Sequence[Tensor]) -> bool:
-        """Whether call after call has gradients, and nothing comes of them."""
+        """Whether many calls in a row had gradients on, but no weight was trained."""
         versions = [0 if t.is_inference() else t._version for t in weights]
         if self._row == 0:
             self._versions = versions
@@ -114,7 +114,7 @@ class Telling:
 
 
 def advice(condition: str, decision: Decision, x: object) -> tuple[str, str] | None:
-    """Why, and what the user can do; None if nothing, or if it is meant so."""
+    """The reason and a remedy; None if there is no remedy, or this is intended."""
     if condition == "training mode":
         if decision.training:  # a dropout, which is never welded
             return None
@@ -178,7 +178,7 @@ def _about(condition: str, decision: Decision, x: Tensor) -> tuple[str, str] | N
 
 
 def _stacklevel() -> int:
-    """Of the line that calls the model: outside of all modules' calls."""
+    """The stack level of the line that calls the model."""
     entries = (nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__)
     frame, level, found = sys._getframe(1), 1, 2  # 1 is the caller, which warns
     while frame.f_back is not None:

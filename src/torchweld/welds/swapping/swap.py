@@ -300,7 +300,7 @@ def _backend_problems(
 def _try_class(module: nn.Module, kind: type) -> None:
     """Raises TypeError if the module cannot take the class: `__slots__` are in the way."""
     own = type(module)
-    # An empty one will do, which nobody is calling; but not one whose end would be noticed.
+    # Tried on an empty instance that no thread calls, unless __del__ would run for it.
     probe = module if hasattr(own, "__del__") else object.__new__(own)
     object.__setattr__(probe, "__class__", kind)
     object.__setattr__(probe, "__class__", own)
@@ -329,7 +329,7 @@ def undo(model: nn.Module, paths: Iterable[str] | None = None) -> nn.Module:
 
 
 def _refuse_odd(welded: Sequence[nn.Module]) -> None:
-    """Classes that were made of welded ones since."""
+    """Raises if another tool derived a class from a welded one."""
     odd = [m for m in welded if issubclass(plain_class(type(m)), Welded)]
     if odd:
         listed = ", ".join(sorted({type(m).__name__ for m in odd}))

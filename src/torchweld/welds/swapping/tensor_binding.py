@@ -47,7 +47,7 @@ class Stand:
 
 
 class Bound:
-    """`problem` says why the original has to run, if it has to; else the rest is usable."""
+    """The block's tensors, ready for quick calls; unusable if `problem` is set."""
 
     __slots__ = (
         "_copies",

@@ -30,7 +30,7 @@ Forward = Callable[..., Any]
 class Welded(nn.Module):
     """What welded classes have in common; stands before the module's own class."""
 
-    # In the instance's __dict__; None in one that the module's own code has made of its class.
+    # In the instance's __dict__; None in an instance that the module's own code created.
     _torchweld: Joint | None = None
     # Whoever watches calls of modules must leave the modules inside alone: a changed one makes the
     # original run, and then it is not the welded module that is watched.
@@ -136,7 +136,7 @@ def _make_forward(base: Any) -> Forward:
             ):
                 try:
                     y = in_c(stand, x)
-                except refused_error:  # met again, and dealt with, on the long way
+                except refused_error:  # `_call` meets it again and handles it
                     y = None
                 if y is not None:
                     return y
@@ -169,6 +169,6 @@ def _call(module: Any, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if y is not None:
         return y
     y = base.forward(module, *args, **kwargs)
-    if refused is not None:  # and the original has taken it: if not, its own message is the better
+    if refused is not None:  # the original accepted the call; otherwise it has raised its own error
         joint.say(f"the op refused a call: {refused}")
     return y

@@ -13,7 +13,7 @@ from tests.support.bench_samples import FakeCompare, comparison
 from torchweld.bench import stage_timing
 from torchweld.bench.cell_bench import ATTEMPTS
 from torchweld.bench.speed_tables import ENVIRONMENT
-from torchweld.cli import table_command
+from torchweld.cli import bench_table
 from torchweld.cli.bench_command import bench as bench_verb
 from torchweld.cli.bench_command import check_options
 from torchweld.cli.bench_progress import Keeper
@@ -31,7 +31,7 @@ NEEDS_KERNELS = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch may use other instructions than our kernels where tests run."""
-    monkeypatch.setattr(table_command, "held_problem", lambda *_: "")
+    monkeypatch.setattr(bench_table, "held_problem", lambda *_: "")
 
 
 def parsed(command: str) -> dict[str, object]:
@@ -155,9 +155,7 @@ def test_a_table_is_a_json_file_in_a_folder_that_is_there(bench: Bencher, tmp_pa
 def test_a_table_of_two_instruction_sets_is_refused(
     bench: Bencher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        table_command, "held_problem", lambda *_: "torch may use other instructions"
-    )
+    monkeypatch.setattr(bench_table, "held_problem", lambda *_: "torch may use other instructions")
     code, _, err = bench("--table", str(tmp_path / "x.json"))
     assert code == 2
     assert "--table: torch may use other instructions" in err
