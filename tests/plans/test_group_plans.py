@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.helpers import ISAS, fixed, kernel_runs
-from tests.support.swap_blocks import NATURAL, PACKED
+from tests.support.swap_blocks import PACKED
 from torch import Tensor, nn
 
 import torchweld as tw
@@ -174,9 +174,10 @@ def test_tables_know_nothing_of_groups() -> None:
     assert not any(group.welded for group in made.groups)
 
 
-def test_without_packing_groups_read_the_original_weights() -> None:
-    made = tw.plan(Model().eval(), X, force=True, packing=False)
-    assert {group.tunings[0].chosen for group in made.groups} == {NATURAL}
+def test_without_packing_there_are_no_groups() -> None:
+    """Blocks without copies cannot be stale, and a group would read weights before their turn."""
+    assert tw.plan(Model().eval(), X, force=True, packing=False).groups == ()
+    assert {t.choice for group in forced().groups for t in group.tunings[0].trials} == {PACKED}
 
 
 # ---- what is chosen ----
@@ -215,12 +216,12 @@ def test_a_group_is_timed_against_its_members_as_planned(monkeypatch: pytest.Mon
     ) -> dict[Choice, Timed]:
         assert len(runs) == LAYERS
         seen.append((baseline, ways))
-        return {PACKED: timed("faster", 1.2, 3000), NATURAL: timed("same", 1.0)}
+        return {PACKED: timed("faster", 1.2, 3000)}
 
     found = tuned_with(monkeypatch, time_ways)
     ((baseline, ways),) = seen
     assert {d.by_rows for d in baseline} == {((4, 4, PACKED),)}
-    assert {d.in_group for d in ways[NATURAL]} == {((4, 4, NATURAL),)}
+    assert {d.in_group for d in ways[PACKED]} == {((4, 4, PACKED),)}
     for group in found.groups:
         assert group.by_rows() == ((4, 4, PACKED),)
         assert group.tunings[0].reason == "1.20 times the speed of its members one by one"
@@ -237,11 +238,11 @@ def test_members_left_as_they_are_can_be_welded_as_a_group(
         model: nn.Module, runs: Any, baseline: Any, ways: Any, **_: Any
     ) -> dict[Choice, Timed]:
         assert not baseline
-        return {PACKED: timed("slower", 0.9), NATURAL: timed("faster", 1.3)}
+        return {PACKED: timed("faster", 1.3)}
 
     found = tuned_with(monkeypatch, time_ways, None)
     assert {d.by_rows for d in found.decisions} == {((4, 4, None),)}
-    assert {d.in_group for d in found.decisions} == {((4, 4, NATURAL),)}
+    assert {d.in_group for d in found.decisions} == {((4, 4, PACKED),)}
     made = replace(forced(), planned=found.planned, groups=found.groups)
     text = str(made)
     assert "welded 0 of 8 Linears and 2 of 2 groups" in text
@@ -259,9 +260,7 @@ def test_members_left_as_they_are_can_be_welded_as_a_group(
 def test_a_group_that_is_not_faster_is_not_welded(
     verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = tuned_with(
-        monkeypatch, lambda *_, **__: dict.fromkeys((PACKED, NATURAL), timed(verdict, 1.0))
-    )
+    found = tuned_with(monkeypatch, lambda *_, **__: {PACKED: timed(verdict, 1.0)})
     assert not any(group.welded for group in found.groups)
     assert not any(decision.in_group for decision in found.decisions)
     made = replace(forced(), planned=found.planned, groups=found.groups)
@@ -275,7 +274,7 @@ def test_times_of_groups_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     def time_ways(*_: Any, **__: Any) -> dict[Choice, Timed]:
         calls.append(1)
-        return {PACKED: timed("faster", 1.2), NATURAL: timed("same", 1.0)}
+        return {PACKED: timed("faster", 1.2)}
 
     monkeypatch.setattr(group_tuning, "time_ways", time_ways)
     end_s = time.perf_counter() + 10
@@ -302,7 +301,7 @@ def test_wrong_numbers_are_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(group_tuning, "ops", SimpleNamespace(torchweld=ops))
     made = forced()
-    assert {group.tunings[0].chosen for group in made.groups} == {NATURAL}
+    assert {group.tunings[0].chosen for group in made.groups} == {None}
     assert {group.tunings[0].trials[0].verdict for group in made.groups} == {"wrong"}
 
 

@@ -83,12 +83,16 @@ def tune_groups(
     budget: TimeBudget,
     memory: MeasurementCache,
 ) -> TunedBlocks:
-    """Tries all groups; the model is left unwelded. Groups are for inference alone."""
-    alike = [] if options.training else _alike(model, tuned)
+    """Tries all groups; the model is left unwelded. Groups are for inference alone.
+
+    Only packed copies are tried. A block without a copy reads its weights at every call and cannot
+    be stale; a group would read them at its first member's call.
+    """
+    alike = [] if options.training or not options.packing else _alike(model, tuned)
     choices = [
         choice
-        for choice in choices_for(False, False, options.packing, model.parameters())
-        if choice.abilities.c_forward
+        for choice in choices_for(False, False, True, model.parameters())
+        if choice.abilities.c_forward and choice.packed
     ]
     tunings: dict[str, list[Tuning]] = {}
     for i, one in enumerate(alike):
@@ -193,14 +197,12 @@ def verify_group(model: nn.Module, one: AlikeGroups, choice: Choice) -> Trial:
     x = input_like(call, rows=min(call.rows, MOST_VERIFIED_ROWS)).to(device)
 
     def candidate(x: Tensor, given: Sequence[Tensor]) -> list[Tensor]:
-        op = ops.torchweld.group
-        if choice.packed:  # as welded members have their copies: one by one
-            op, left = ops.torchweld.group_of_packed, list(given)
-            given = [
-                ops.torchweld.pack([left.pop(0) for _ in range(own.tensors)], text)
-                for own, text in zip(forms, one.key.forms, strict=True)
-            ]
-        found: list[Tensor] = op(x, list(given), spec)
+        left = list(given)
+        copies = [  # one per member, as welded members have them
+            ops.torchweld.pack([left.pop(0) for _ in range(own.tensors)], text)
+            for own, text in zip(forms, one.key.forms, strict=True)
+        ]
+        found: list[Tensor] = ops.torchweld.group_of_packed(x, copies, spec)
         return found
 
     def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
