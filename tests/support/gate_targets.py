@@ -50,12 +50,11 @@ SLOW = """
 import statistics
 import time
 
-from torchweld import welded
-from torchweld.welds import joint
+from torchweld.welds.swapping import joint, welded_class
 
 
 def slow_down():
-    real, seen = welded.compiled_forward, []
+    real, seen = welded_class.compiled_forward, []
 
     def slower(stand, x):
         begun = time.perf_counter()
@@ -71,7 +70,7 @@ def slow_down():
             pass
         return y
 
-    welded.compiled_forward = joint.compiled_forward = slower
+    welded_class.compiled_forward = joint.compiled_forward = slower
 """
 NORM_BETWEEN = {
     "more": "self.between = nn.LayerNorm(512)",
