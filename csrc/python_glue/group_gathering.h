@@ -4,7 +4,9 @@
 // The first member of a group that is called with an x leads: it runs the group op for all members,
 // and keeps the outputs of the others together with a copy of x. If another member is called in the
 // same thread with an x of the same bytes, it takes its output, once. The bytes are compared, so an
-// edit of x is noticed, whatever alias it went through. The weights of the member are compared too.
+// edit of x is noticed, whatever alias it went through. The member's packed copy is compared with its
+// weights again. A group reads packed copies only: without one, a block reads its weights at every
+// call and cannot be stale, while a group would read them at its first member's call.
 //
 // Whether a member may be served at all is decided when it is called. A lead does not ask for the
 // others: the output of a member that may not be served is dropped.
@@ -29,32 +31,6 @@ namespace {
 
 PyObject* joint_name = nullptr;  // KEY in welds/weld_marks.py, which only welded modules have
 
-// The weights of a member when they were last looked at. The number of the look changes with them.
-class SeenWeights {
- public:
-  int64_t look(c10::ArrayRef<const Tensor*> params) {
-    if (!same(params)) {
-      seen_.clear();
-      for (const Tensor* p : params) seen_.emplace_back(*p);
-      ++looks_;
-    }
-    return looks_;
-  }
-  bool still(c10::ArrayRef<const Tensor*> params, int64_t look) const {
-    return look == looks_ && same(params);
-  }
-
- private:
-  bool same(c10::ArrayRef<const Tensor*> params) const {
-    if (seen_.size() != params.size()) return false;
-    for (size_t i = 0; i < params.size(); ++i)
-      if (!seen_[i].same(*params[i])) return false;
-    return true;
-  }
-  std::vector<torchweld::SeenTensor> seen_;
-  int64_t looks_ = 0;
-};
-
 // What the members of a group share. It is read and written while the GIL is held.
 struct GroupState {
   static constexpr int kMostMisses = 3;
@@ -62,8 +38,7 @@ struct GroupState {
     Ref module;                // a weak reference
     std::vector<Ref> linears;  // the dictionaries that hold the weight and bias of each product
     Ref spec, pack;
-    SeenWeights weights;  // if the group does not read packed copies
-    int64_t calls = 0;    // that the group served
+    int64_t calls = 0;  // that the group served
   };
   std::vector<Joined> members;
   std::string spec;  // of all members
@@ -76,14 +51,13 @@ struct GroupState {
 // The outputs of one lead that are still to be taken.
 struct KeptOutputs {
   std::weak_ptr<GroupState> group;
-  std::vector<Tensor> outputs;  // by member; undefined once taken
-  std::vector<int64_t> looks;   // at each member's weights, or makings of its packed copy
+  std::vector<Tensor> outputs;   // by member; undefined once taken
+  std::vector<int64_t> makings;  // the number of each member's packed copy, which a new one changes
   size_t left = 0;
   std::vector<char> x;
   at::DimVector sizes;
   at::ScalarType dtype = at::kFloat;
   bool inference = false;
-  bool packed = false;
 
   bool is_of(const Tensor& other) const {
     return dtype == other.scalar_type() && at::IntArrayRef(sizes) == other.sizes() &&
@@ -116,7 +90,6 @@ struct MemberObject {
   PyObject_HEAD;
   PyObject* gathering;
   size_t index;
-  bool packed;       // the group reads packed copies
   PyObject* single;  // what stands for it when it runs alone; null if the caller runs it
 };
 PyTypeObject *gathering_type = nullptr, *member_type = nullptr;
@@ -164,10 +137,7 @@ Tensor take(size_t i, const std::shared_ptr<GroupState>& group, const Tensor& x)
   const GroupState::Joined& member = group->members[i];
   Weights params;
   if (!read_weights(member, params)) return {};
-  const bool same =
-      kept.packed ? copy_in(member.pack.p).still(params, spec_of_member(member), kept.looks[i])
-                  : member.weights.still(params, kept.looks[i]);
-  if (!same) return {};
+  if (!copy_in(member.pack.p).still(params, spec_of_member(member), kept.makings[i])) return {};
   Tensor y = std::exchange(kept.outputs[i], Tensor());
   if (--kept.left == 0) {
     kept.drop();
@@ -187,37 +157,30 @@ bool is_there(GroupState::Joined& member) {
   return false;
 }
 
-std::vector<Tensor> call_group(const Tensor& x, at::TensorList given, std::string_view spec,
-                               bool packed) {
+std::vector<Tensor> call_group(const Tensor& x, at::TensorList copies, std::string_view spec) {
   at::AutoDispatchBelowADInplaceOrView guard;  // gradients are off
   using Signature = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view);
-  static const auto group = op<Signature>("torchweld::group");
   static const auto group_of_packed = op<Signature>("torchweld::group_of_packed");
-  return (packed ? group_of_packed : group).call(x, given, spec);
+  return group_of_packed.call(x, copies, spec);
 }
 
 // The member's own output; those of the others are kept. Undefined if the group cannot run as one.
 Tensor lead(const MemberObject& self, const std::shared_ptr<GroupState>& group, const Tensor& x) {
   const size_t count = group->members.size();
-  const bool packed = self.packed;
   if (count < 2) return {};
   // References of our own, since another thread may replace the members' tensors.
   c10::SmallVector<Tensor, 8> params, copies;
   KeptOutputs& kept = kept_outputs;
   kept.drop();
-  kept.looks.resize(count);
+  kept.makings.resize(count);
   int64_t bytes = 0;
   for (size_t i = 0; i < count; ++i) {
     GroupState::Joined& member = group->members[i];
     Weights own;
     if (!is_there(member) || !read_weights(member, own)) return {};
-    if (packed) {
-      copies.push_back(copy_in(member.pack.p).get(own, spec_of_member(member), &kept.looks[i]));
-      bytes += copies.back().numel();
-    } else {
-      kept.looks[i] = member.weights.look(own);
-    }
-    if (!packed || x.scalar_type() == at::kBFloat16)
+    copies.push_back(copy_in(member.pack.p).get(own, spec_of_member(member), &kept.makings[i]));
+    bytes += copies.back().numel();
+    if (x.scalar_type() == at::kBFloat16)
       for (const Tensor* t : own) params.push_back(*t);
   }
   if (x.scalar_type() == at::kBFloat16 && torchweld::composition_is_faster(x, params)) return {};
@@ -225,10 +188,9 @@ Tensor lead(const MemberObject& self, const std::shared_ptr<GroupState>& group, 
   kept.copy(x);
   {
     std::optional<Unlocked> unlocked;
-    if (!packed || bytes > 256 << 10 || x.numel() > 1024) unlocked.emplace();
-    kept.outputs = call_group(x, packed ? copies : params, spec, packed);
+    if (bytes > 256 << 10 || x.numel() > 1024) unlocked.emplace();
+    kept.outputs = call_group(x, copies, spec);
   }
-  kept.packed = packed;
   kept.group = group;
   kept.left = count - 1;
   return std::exchange(kept.outputs[self.index], Tensor());
@@ -328,13 +290,11 @@ PyType_Slot gathering_slots[] = {
 PyType_Spec gathering_spec = {"torchweld._C.Gathering", sizeof(GatheringObject), 0,
                               Py_TPFLAGS_DEFAULT, gathering_slots};
 
-// GroupMember(gathering, number, packed, single): stands for a welded module in forward().
+// GroupMember(gathering, number, single): stands for a welded module in forward().
 PyObject* member_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *gathering, *single;
   Py_ssize_t index;
-  int packed;
-  if (!PyArg_ParseTuple(args, "O!npO", gathering_type, &gathering, &index, &packed, &single))
-    return nullptr;
+  if (!PyArg_ParseTuple(args, "O!nO", gathering_type, &gathering, &index, &single)) return nullptr;
   if (index < 0 || size_t(index) >= state_of(gathering)->members.size()) {
     PyErr_SetString(PyExc_ValueError, "no member of this number has joined");
     return nullptr;
@@ -343,7 +303,6 @@ PyObject* member_new(PyTypeObject* type, PyObject* args, PyObject*) {
   if (!self) return nullptr;
   self->gathering = Py_NewRef(gathering);
   self->index = size_t(index);
-  self->packed = packed != 0;
   self->single = single == Py_None ? nullptr : Py_NewRef(single);
   return reinterpret_cast<PyObject*>(self);
 }

@@ -52,7 +52,6 @@ Made = tuple[Any, Any]
 
 
 def grouped(
-    choice: Choice = PACKED,
     single: Choice | None = PACKED,
     *,
     model: nn.Module | None = None,
@@ -65,7 +64,7 @@ def grouped(
     rows = x.numel() // K
     blocks = find(plain, x)
     assert len({block.group for block in blocks}) == 1
-    table = ((1, max(rows, 1), choice),)
+    table = ((1, max(rows, 1), PACKED),)
     decisions = [
         Decision(block=b, by_rows=((1, max(rows, 1), single),), in_group=table) for b in blocks
     ]
@@ -95,13 +94,12 @@ def same(model: Any, plain: Any, x: Tensor = X, *names: str) -> None:
 # ---- as one ----
 
 
-@pytest.mark.parametrize("choice", [PACKED, NATURAL], ids=["packed", "natural"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_members_are_computed_by_one_call(choice: Choice, bias: bool) -> None:
-    model, plain = grouped(choice, NATURAL, model=Attention(bias=bias))
+def test_members_are_computed_by_one_call(bias: bool) -> None:
+    model, plain = grouped(NATURAL, model=Attention(bias=bias))
     with torch.no_grad():
         for x in (X, OTHER):
-            with kernel_runs("packed" if choice.packed else "natural", calls=1):
+            with kernel_runs("packed", calls=1):
                 found = model(x)
             for one, expected in zip(found, plain(x), strict=True):
                 assert close(one, expected)
@@ -111,9 +109,8 @@ def test_members_are_computed_by_one_call(choice: Choice, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("choice", [PACKED, NATURAL], ids=["packed", "natural"])
-def test_numbers_are_within_the_rule(dtype: torch.dtype, choice: Choice) -> None:
-    model, plain = grouped(choice, model=Attention().to(dtype), x=X.to(dtype))
+def test_numbers_are_within_the_rule(dtype: torch.dtype) -> None:
+    model, plain = grouped(model=Attention().to(dtype), x=X.to(dtype))
     tensors = [t.detach() for name in "qkv" for t in getattr(plain, name).parameters()]
 
     def candidate(x: Tensor, _: object) -> list[Tensor]:
@@ -150,7 +147,7 @@ def test_any_member_may_be_called_first() -> None:
 
 
 def test_members_whose_own_code_is_the_best_without_a_group() -> None:
-    model, plain = grouped(PACKED, None, warm=False)
+    model, plain = grouped(None, warm=False)
     with torch.no_grad():
         with kernel_runs(calls=0):
             model(X)
@@ -209,12 +206,11 @@ def through_a_view(x: Tensor) -> None:
     x.view(-1)[5:6].mul_(-1.0)
 
 
-@pytest.mark.parametrize("choice", [PACKED, NATURAL], ids=["packed", "natural"])
 @pytest.mark.parametrize("edit", [in_place, through_data, through_numpy, through_a_view])
 def test_an_edit_of_x_between_two_members_is_noticed(
-    edit: Callable[[Tensor], None], choice: Choice
+    edit: Callable[[Tensor], None],
 ) -> None:
-    model, plain = grouped(choice)
+    model, plain = grouped()
     x = X.clone()
     with torch.no_grad():
         q = model.q(x)
@@ -353,15 +349,14 @@ def no_bias(k: nn.Linear) -> None:
     k.bias = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("choice", [PACKED, NATURAL], ids=["packed", "natural"])
 @pytest.mark.parametrize(
     "change", [edit_in_place, edit_data, new_data, new_parameter, edit_bias, load, no_bias]
 )
 @pytest.mark.filterwarnings("ignore:torchweld")
 def test_a_change_of_weights_between_two_members(
-    change: Callable[[nn.Linear], None], choice: Choice
+    change: Callable[[nn.Linear], None],
 ) -> None:
-    model, plain = grouped(choice)
+    model, plain = grouped()
     with torch.no_grad():
         model.q(X)
         change(model.k)
@@ -439,7 +434,7 @@ def test_autocast_runs_the_original() -> None:
 
 @pytest.mark.parametrize("single", [PACKED, NATURAL, None], ids=["packed", "natural", "original"])
 def test_a_group_that_is_not_called_together_gives_up(single: Choice | None) -> None:
-    model, plain = grouped(PACKED, single)
+    model, plain = grouped(single)
     with torch.no_grad():
         for i in range(6):
             x = torch.randn(ROWS, K)
@@ -599,7 +594,7 @@ def test_what_one_thread_has_led_another_does_not_take() -> None:
 
 
 def test_compiled_and_exported_models_run_one_by_one() -> None:
-    model, plain = grouped(NATURAL, NATURAL)
+    model, plain = grouped(NATURAL)
     with torch.no_grad():
         model.q(X)
         exported = torch.export.export(model, (X,)).module()
@@ -640,6 +635,8 @@ def test_decisions_that_make_no_group_are_refused() -> None:
     odd = ((1, 8, Choice(backend="torch")),)
     with pytest.raises(TorchweldError, match="not by torch"):
         weld(plain, [replace(d, in_group=odd) for d in decisions])
+    with pytest.raises(TorchweldError, match="a group reads packed copies"):
+        weld(plain, [replace(d, in_group=((1, 8, NATURAL),)) for d in decisions])
     with pytest.raises(TorchweldError, match="ranges must not overlap"):
         weld(plain, [replace(d, in_group=(*table, *table)) for d in decisions])
     model = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(5, 4)})

@@ -85,8 +85,7 @@ def tune_groups(
 ) -> TunedBlocks:
     """Tries all groups; the model is left unwelded. Groups are for inference alone.
 
-    Only packed copies are tried. A block without a copy reads its weights at every call and cannot
-    be stale; a group would read them at its first member's call.
+    Only packed copies are tried: a group without them could be stale (group_gathering.h).
     """
     alike = [] if options.training or not options.packing else _alike(model, tuned)
     choices = [

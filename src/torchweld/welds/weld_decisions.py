@@ -118,6 +118,8 @@ class Decision:
         choices = [choice for _, _, choice in self.in_group if choice is not None]
         if odd := sorted({c.backend for c in choices if not c.abilities.c_forward}):
             found.append(f"a group is run by the compiled kernels, not by {', '.join(odd)}")
+        if not all(choice.packed for choice in choices):
+            found.append("a group reads packed copies; give packed=True")
         return found
 
 

@@ -46,7 +46,7 @@ class Membership:
         stand = bound.packed.__dict__
         linears = [linear._parameters for linear in stand["_modules"].values()]
         self._number = gathering.join(weakref.ref(module), linears, stand["_spec"], stand["_pack"])
-        return ops.compiled.GroupMember(gathering, self._number, choice.packed, single)
+        return ops.compiled.GroupMember(gathering, self._number, single)
 
     @property
     def calls(self) -> int:
