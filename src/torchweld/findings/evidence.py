@@ -11,6 +11,7 @@ from torchweld.findings.data_flow import Flow, flow_of
 from torchweld.findings.finding import Claims, Slice
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.op_costs import works_of
+from torchweld.profiles.accounting.time_account import peaks_hold
 from torchweld.profiles.accounting.time_splits import PARTS, Account, OpAccount, Split, measured
 from torchweld.profiles.profile import Op, Profile
 
@@ -245,8 +246,8 @@ class Evidence:
         if self.profile.timing is not None:
             saved_us += MARGIN * min(saved_us, self.step_us - saved_us)
         anywhere_us = sum(us for slice_, us in claims.items() if slice_.of == "step")
-        room_us = self.step_us - self.step.arithmetic_us - saved_us
-        return saved_us + min(anywhere_us, max(0.0, room_us))
+        kept_us = self.step.arithmetic_us if peaks_hold(self.account) else 0.0
+        return saved_us + min(anywhere_us, max(0.0, self.step_us - kept_us - saved_us))
 
     @cached_property
     def scale(self) -> float:
