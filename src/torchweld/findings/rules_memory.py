@@ -49,8 +49,8 @@ def _by_whom(faults: StepFaults) -> str:
 def _action(faults: StepFaults, training: bool) -> str:
     if faults.allocator.startswith(GLIBC):
         how = (
-            f"Start the program as `{KEEP_MEMORY} python train.py`, and glibc keeps what is freed; the "
-            "process then stays as large as it ever was."
+            f"Start the program as `{KEEP_MEMORY} python train.py`, and glibc keeps what is "
+            "freed; the process then stays as large as it ever was."
         )
     elif faults.allocator:
         how = f"Set {faults.allocator} to keep what is freed, or to give it back more slowly."
