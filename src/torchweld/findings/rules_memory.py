@@ -59,9 +59,9 @@ def _action(faults: StepFaults, training: bool) -> str:
     if not training:
         return how
     return (
-        f"{how} Or weld the model for training (tw.fuse(..., training=True)): weight gradients "
-        "then come from a pool. Or keep gradients with zero_grad(set_to_none=False), which helps "
-        "if each is below 32 MB."
+        f"{how} Or weld the model for training (tw.fuse(..., training=True)): where rows are "
+        "few, weight gradients then come from a pool. Or keep gradients with "
+        "zero_grad(set_to_none=False), which helps if each is below 32 MB."
     )
 
 
