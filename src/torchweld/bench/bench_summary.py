@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Literal
 
 from torchweld.bench.bench_cases import SHORT_DTYPES, MlpShape
-from torchweld.bench.bench_results import Bench, Cell, Result
+from torchweld.bench.bench_results import Bench, Cell, Result, largest_of
 from torchweld.bench.relative_speeds import geometric_mean
 from torchweld.core.not_measured import NotMeasured
 
@@ -77,8 +77,8 @@ def summarise(bench: Bench) -> Summary:
             d: geometric_mean(r for cell, r in speedups if _short(cell.dtype) == d) for d in dtypes
         },
         worst=NotMeasured(why) if worst is None else (worst[0].name, worst[1]),
-        largest_error_ratio=_largest([check.error_ratio for check in checks]),
-        largest_share_of_limit=_largest(
+        largest_error_ratio=largest_of([check.error_ratio for check in checks]),
+        largest_share_of_limit=largest_of(
             [ratio for check in checks for ratio in (check.row_ratio, check.rms_ratio)]
         ),
         weight_bytes=sum(own for own, _ in memory.values()),
@@ -127,15 +127,6 @@ def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
     if bench.threads > 1 and any(one.discarded > one.rounds for one in compared):
         return f"{seconds}, or OMP_NUM_THREADS=1 before the command,"
     return seconds
-
-
-def _largest(values: Sequence[float | NotMeasured]) -> float | NotMeasured:
-    """The largest measured value; if there is none, the first NotMeasured."""
-    known = [value for value in values if not isinstance(value, NotMeasured)]
-    unknown = [value for value in values if isinstance(value, NotMeasured)]
-    if known:
-        return max(known)
-    return unknown[0] if unknown else NotMeasured("nothing was verified")
 
 
 # ---- the crossover map ----

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import nn
+
 from torchweld import ops
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
@@ -38,21 +40,29 @@ CEILING_S = 30.0
 class FusedMlpRuntime(Runtime):
     """`tw.FusedMLP`, called as users call it."""
 
-    def __init__(self, packing: bool = True) -> None:
-        self.packing = packing
+    trains = True
+
+    def __init__(self, packing: bool = True, recompute: bool | None = None) -> None:
+        self.packing, self.recompute = packing, recompute
 
     def load(self, source: Source) -> None:
         super().load(source)
         assert isinstance(source, BlockSource)
         mlp = source.mlp
-        self.function = self.module = FusedMLP.from_linears(
-            source.linears, mlp.activation, gated=mlp.gated, packing=self.packing
-        ).eval()
+        self.modules = [
+            FusedMLP.from_linears(linears, mlp.activation, gated=mlp.gated, packing=self.packing)
+            for linears in source.linears
+        ]
+        for module in self.modules:
+            module.recompute = self.recompute
+        whole = self.modules[0] if source.blocks == 1 else nn.Sequential(*self.modules)
+        self.function = whole.train(source.training)
 
     def details(self) -> dict[str, Any]:
         if ops.compiled is None:
             return {"backend": reference_backend.BACKEND.name, "copied_bytes": 0}
-        return {**ops.compiled.last_run(), "copied_bytes": self.module.packed_bytes}
+        copied = sum(module.packed_bytes for module in self.modules)
+        return {**ops.compiled.last_run(), "copied_bytes": copied}
 
 
 class BackendRuntime(Runtime):
@@ -127,6 +137,8 @@ class WeldedBlockRuntime(Runtime):
 class PlannedRuntime(Runtime):
     """A model after `tw.plan` and `tw.apply`, or with a plan from a file."""
 
+    trains = True
+
     def load(self, source: Source) -> None:
         super().load(source)
         assert isinstance(source, ModelSource)
@@ -137,6 +149,7 @@ class PlannedRuntime(Runtime):
             self.plan = plan(
                 self.model,
                 list(self.made.workloads),
+                training=source.training,
                 budget_s=source.tuning_s,
                 remember=source.remember,
             )
@@ -148,7 +161,8 @@ class PlannedRuntime(Runtime):
     def details(self) -> dict[str, Any]:
         whole = self.plan.whole[0] if self.plan.whole else None
         limit = whole.ceiling if whole else UNASKED
-        if whole and isinstance(limit, NotMeasured):  # its steps are too long for a plan
+        inference = self.step is None
+        if whole and inference and isinstance(limit, NotMeasured):  # too long steps for a plan
             self.original.show()
             run = step_of(self.model, self.made.workloads[0], training=False)
             limit = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
