@@ -195,6 +195,17 @@ class Case:
         return f"{self.mlp.kind_text} × {self.blocks}" if self.blocks > 1 else self.mlp.kind_text
 
     @property
+    def computed_dtype(self) -> str:
+        """What it is computed in: autocast's dtype, or its own."""
+        cast = self.training.autocast if self.training is not None else ""
+        return cast or self.dtype
+
+    @property
+    def place(self) -> str:
+        """Where in a grid it is, in words."""
+        return f"{self.rows_text} × {self.mlp.shape_text} {self.kind_text}"
+
+    @property
     def flops(self) -> int:
         """Of training: the products of the forward, and two of the same size for each of them."""
         passes = 1 if self.training is None else 3
@@ -216,8 +227,7 @@ class Case:
         return once if self.training is None else 3 * once
 
     def __str__(self) -> str:
-        what = f"{self.mlp.shape_text} {self.kind_text}"
-        text = f"{self.rows_text} × {what} {self.dtype_text}{' training' * bool(self.training)}"
+        text = f"{self.place} {self.dtype_text}{' training' * (self.training is not None)}"
         return f"{self.label}: {text}" if self.label else text
 
 
@@ -239,6 +249,10 @@ class ModelCase:
     target: str
     inputs: str
     step: TrainingStep
+
+    @property
+    def place(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         what = f"with {self.step.optimizer}" if self.step.optimizer else "forward and backward"

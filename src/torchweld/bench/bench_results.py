@@ -15,7 +15,6 @@ from typing import Annotated
 
 from torchweld.bench.bench_cases import Case, ModelCase
 from torchweld.bench.earlier_benches import UPGRADES
-from torchweld.bench.training_step import TrainingStep
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Amount, Bounds, Count, Length
 from torchweld.core.record_format import RecordFormat
@@ -183,11 +182,9 @@ class Cell:
     model: ModelCase | None = None
 
     @property
-    def training(self) -> TrainingStep | None:
-        """The step that was measured; None: a call without gradients."""
-        if self.model is not None:
-            return self.model.step
-        return None if self.case is None else self.case.training
+    def what(self) -> Case | ModelCase | None:
+        """What was measured; None for a whole model without gradients."""
+        return self.case or self.model
 
     def saved_ratio(self, name: str) -> float | NotMeasured | None:
         """Bytes saved for the backward, over eager's; None where they were not counted."""

@@ -8,7 +8,7 @@ training every side has its own process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
 from torchweld.bench.training_step import Malloc, malloc_environment
 from torchweld.bench.workers.local_worker import LocalWorker
 from torchweld.bench.workers.worker_process import NOTHING, WorkerError, WorkerProcess
+
+Worker = WorkerProcess | LocalWorker
 
 
 class Stage:
@@ -37,8 +39,8 @@ class Stage:
     ) -> None:
         self.threads, self.processes, self.environment = threads, processes, environment
         self._runtimes = runtimes
-        self.workers: dict[str, WorkerProcess | LocalWorker] = {}
-        self._running: WorkerProcess | LocalWorker | None = None
+        self.workers: dict[str, Worker] = {}
+        self._running: Worker | None = None
 
     def __enter__(self) -> Stage:
         return self
@@ -68,15 +70,20 @@ class Stage:
                 reasons[name] = str(error)
         return reasons
 
-    def _worker(self, name: str) -> WorkerProcess | LocalWorker:
+    def helper(self, name: str, make: Callable[..., Any], *arguments: Any) -> Worker:
+        """A worker that is no side, started where sides would; whoever asked for it ends it."""
+        self.park_all()
+        if self.processes:
+            return WorkerProcess(name, make, *arguments, environment=self.environment)
+        return LocalWorker(name, make, *arguments)
+
+    def _worker(self, name: str) -> Worker:
         make = self._runtimes[name]
         if self.processes:
-            return WorkerProcess(
-                name, serve_runtime, make, self.threads, environment=self.environment
-            )
+            return self.helper(name, serve_runtime, make, self.threads)
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
-        return LocalWorker(name, RuntimeServer, make)
+        return self.helper(name, RuntimeServer, make)
 
     def ask(self, name: str, command: str, *arguments: Any) -> Any:
         """The answer of one side, all others being parked."""

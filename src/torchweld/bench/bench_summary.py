@@ -43,6 +43,7 @@ class Summary:
     largest_share_of_limit: float | NotMeasured  # 1 is all that the numerical rule allows
     weight_bytes: int
     copied_bytes: int
+    training: bool = False
 
 
 def summarise(bench: Bench) -> Summary:
@@ -55,7 +56,10 @@ def summarise(bench: Bench) -> Summary:
     ]
     # Cells of one block and dtype share its weights, and all of a model do.
     memory = {
-        (cell.case and cell.case.mlp, cell.dtype): (cell.weight_bytes, result.copied_bytes)
+        (cell.case and (cell.case.mlp, cell.case.blocks), cell.dtype): (
+            cell.weight_bytes,
+            result.copied_bytes,
+        )
         for cell, result in first
     }
     checks = [result.check for _, result in first if result.check is not None]
@@ -83,6 +87,7 @@ def summarise(bench: Bench) -> Summary:
         ),
         weight_bytes=sum(own for own, _ in memory.values()),
         copied_bytes=sum(copied for _, copied in memory.values()),
+        training=bench.training,
     )
 
 
@@ -169,7 +174,7 @@ def maps(bench: Bench) -> list[Map]:
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in bench.cells:
         if cell.case is not None and not cell.case.label:
-            groups.setdefault((cell.case.mlp.kind_text, cell.case.dtype_text), []).append(cell)
+            groups.setdefault((cell.case.kind_text, cell.case.dtype_text), []).append(cell)
     found = [_map(bench.first, kind, dtype, cells) for (kind, dtype), cells in groups.items()]
     return [one for one in found if len(one.rows) > 1 and len(one.widths) > 1]
 

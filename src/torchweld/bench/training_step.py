@@ -13,7 +13,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.typed_names import known
 
 Malloc = Literal["stock", "tuned"]
-MALLOCS: tuple[str, ...] = get_args(Malloc)
+MALLOCS: tuple[Malloc, ...] = get_args(Malloc)
 OPTIMIZERS = ("adamw", "sgd")
 # Torch's names of what autocast computes in, and how they are shown.
 AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
