@@ -13,13 +13,12 @@
 // argument_checks.h refuses, kernel_layers.h and packed_weights.h find the weights, autograd.cpp
 // has gradients and autocast.
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <sstream>
 
 #include "composed_block.h"
+#include "kernel_calls.h"
 #include "kernel_layers.h"
 #include "packed_copies.h"
 #include "packed_weights.h"
@@ -29,57 +28,15 @@ namespace torchweld {
 
 namespace {
 
-thread_local Run last_run_of_thread;
-
-// x as rows of features. It is copied only if its rows are not one stride apart.
-struct Rows {
-  Tensor x;  // keeps the memory
-  int64_t M, ld;
-};
-Rows rows_of(const Tensor& x) {
-  const int64_t K = x.size(-1), M = K ? x.numel() / K : 0;
-  if (x.is_contiguous()) return {x, M, K};
-  if (x.dim() == 2 && x.stride(1) == 1 && x.stride(0) >= 0) return {x, M, x.stride(0)};
-  return {x.contiguous(), M, K};
-}
-
-int threads_to_use() {
-  return in_forked_child() || at::in_parallel_region() ? 1 : at::get_num_threads();
-}
-
-Tensor output_like(const Tensor& x, int64_t N) {
-  at::DimVector sizes(x.sizes());
-  sizes.back() = N;
-  // below the dispatcher, which would only cost time here
-  return at::detail::empty_cpu(sizes, x.scalar_type());
-}
-
-void run(const Tensor& x, const Layers& layers, bool group, c10::ArrayRef<Tensor> ys) {
-  const Rows rows = rows_of(x);
-  if (rows.M == 0) return;
-  c10::SmallVector<void*, 8> pointers;
-  for (const Tensor& y : ys) pointers.push_back(y.mutable_data_ptr());
-  Call call;
-  call.dtype = dtype_of(x, "x");
-  call.layers = layers.data();
-  call.count = int(layers.size());
-  call.x = rows.x.const_data_ptr();
-  call.M = rows.M;
-  call.ldx = rows.ld;
-  call.y = pointers.data();
-  call.threads = threads_to_use();
-  const Kernels& k = kernels_in_use();
-  (group ? k.run_group : k.run_chain)(call, last_run_of_thread);
-}
 Tensor run_chain(const Tensor& x, const Layers& layers) {
   const Tensor y = output_like(x, layers.back().N);
-  run(x, layers, false, y);
+  run_forward(x, layers, false, y);
   return y;
 }
 std::vector<Tensor> run_group(const Tensor& x, const Layers& layers) {
   std::vector<Tensor> ys;
   for (const Layer& layer : layers) ys.push_back(output_like(x, layer.N));
-  run(x, layers, true, ys);
+  run_forward(x, layers, true, ys);
   return ys;
 }
 
@@ -92,26 +49,21 @@ bool multiplies_bf16() {
 #endif
 }
 
-void note_composed(const Tensor& x) {
-  Run& run = last_run_of_thread;
-  run = {"", "composed", "", 0, x.numel() / x.size(-1), run.calls + 1};
-}
-
 // ---- CPU ----
 Tensor chain_cpu(const Tensor& x, TensorList params, std::string_view text) {
-  const Spec& spec = spec_of(text);
+  const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_all<int64_t>(x, params, spec, false);
   if (composition_is_faster(x, params)) {
-    note_composed(x);
+    note_composed(x, "forward");
     return composed_chain(x, params, text);
   }
   return run_chain(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
 }
 std::vector<Tensor> group_cpu(const Tensor& x, TensorList params, std::string_view text) {
-  const Spec& spec = spec_of(text);
+  const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_all<int64_t>(x, params, spec, true);
   if (composition_is_faster(x, params)) {
-    note_composed(x);
+    note_composed(x, "forward");
     return composed_group(x, params, text);
   }
   return run_group(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
@@ -126,7 +78,7 @@ std::vector<Tensor> group_packed_cpu(const Tensor& x, const Tensor& packed, std:
 
 // Members that were packed one by one: one packed tensor per layer of the spec.
 std::vector<Tensor> group_of_packed_cpu(const Tensor& x, TensorList packed, std::string_view text) {
-  const size_t members = spec_of(text).size();
+  const size_t members = spec_without_dropout(text).size();
   TORCHWELD_CHECK(packed.size() == members, "torchweld: the spec has ", members, " members, but ",
                   packed.size(), " packed tensors were given; give one per member");
   Layers layers;
@@ -154,6 +106,11 @@ Tensor chain_kept_elsewhere(const Tensor& x, TensorList params, std::string_view
   return composed_chain(x, params, text);
 }
 
+Tensor chain_training_batched(const Tensor& x, TensorList params, std::string_view text,
+                              std::optional<bool>) {
+  return composed_training(x, params, text);
+}
+
 // ---- Meta: shapes only. Symbols are kept, so that another batch size does not compile again ----
 Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
   c10::SymDimVector sizes(x.sym_sizes());
@@ -161,7 +118,7 @@ Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
   return at::empty_symint(sizes, x.options());
 }
 Tensor chain_meta(const Tensor& x, TensorList params, std::string_view text) {
-  const auto sizes = check_all<c10::SymInt>(x, params, spec_of(text), false);
+  const auto sizes = check_all<c10::SymInt>(x, params, spec_without_dropout(text), false);
   return empty_symbolic(x, sizes.back().N);
 }
 Tensor chain_kept_meta(const Tensor& x, TensorList params, std::string_view text, const Tensor&) {
@@ -169,7 +126,7 @@ Tensor chain_kept_meta(const Tensor& x, TensorList params, std::string_view text
 }
 std::vector<Tensor> group_meta(const Tensor& x, TensorList params, std::string_view text) {
   std::vector<Tensor> ys;
-  for (const auto& s : check_all<c10::SymInt>(x, params, spec_of(text), true))
+  for (const auto& s : check_all<c10::SymInt>(x, params, spec_without_dropout(text), true))
     ys.push_back(empty_symbolic(x, s.N));
   return ys;
 }
@@ -178,9 +135,21 @@ constexpr const char* kSchemas =
 #include "schemas.inc"
     ;
 
+// An op that draws random numbers must not be run again in place of its result.
+std::vector<at::Tag> tags_of(std::string_view schema) {
+  std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
+  const std::string_view name = schema.substr(0, schema.find('('));
+  if (name == "dropout_mask" || name == "chain_training")
+    tags.push_back(at::Tag::nondeterministic_seeded);
+  return tags;
+}
+
 }  // namespace
 
-const Run& last_run() { return last_run_of_thread; }
+Run& last_run() {
+  thread_local Run run;
+  return run;
+}
 
 // Our kernels compute in fp32. Where the CPU multiplies bf16 at twice that rate, torch's own
 // product is faster on big calls: on Zen 4 1.08 times at 8 rows of 768 -> 3072 and 2.0 times at 128
@@ -196,8 +165,11 @@ bool composition_is_faster(const Tensor& x, TensorList params) {
 
 TORCH_LIBRARY(torchweld, m) {
   std::istringstream lines(kSchemas);
-  for (std::string line; std::getline(lines, line);)
-    if (!line.empty()) m.def(line.c_str(), {at::Tag::pt2_compliant_tag});
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    const std::vector<at::Tag> tags = tags_of(line);
+    m.def(line.c_str(), tags);
+  }
 }
 TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
   m.impl("chain", TORCH_FN(chain_cpu));
@@ -223,6 +195,7 @@ TORCH_LIBRARY_IMPL(torchweld, Meta, m) {
 TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
   m.impl("chain", TORCH_FN(composed_chain));
   m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
+  m.impl("chain_training", TORCH_FN(chain_training_batched));
   m.impl("group", TORCH_FN(composed_group));
 }
 

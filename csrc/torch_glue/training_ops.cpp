@@ -1,0 +1,460 @@
+// The ops of training below autograd. autograd.cpp strings them together.
+//
+//   dropout_mask    one bit per value, drawn as eager's dropout draws them.
+//   *_saving        the forward; also returns the pre-activations that the backward needs.
+//   *_backward      the gradients that are needed, and no others.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "argument_checks.h"
+#include "composed_backward.h"
+#include "gradient_pool.h"
+#include "kernel_calls.h"
+#include "training_ops.h"
+
+namespace torchweld {
+
+namespace {
+
+// One flag for x, one for each of params.
+using Flags = c10::SmallVector<bool, 16>;
+Flags flags_of(const c10::List<bool>& list) {
+  Flags flags;
+  for (size_t i = 0; i < list.size(); ++i) flags.push_back(list.get(i));
+  return flags;
+}
+
+// ---- Checks ----
+template <class Int>
+void check_training(const Tensor& x, TensorList masks, const Spec& spec,
+                    const std::vector<LayerSizes<Int>>& sizes) {
+  TORCHWELD_CHECK(masks.size() == mask_count(spec), "torchweld: the spec has ", mask_count(spec),
+                  " layers with dropout, ", masks.size(), " masks were given");
+  size_t next = 0;
+  for (size_t i = 0; i < spec.size(); ++i) {
+    if (spec[i].drop == 0) continue;
+    const Tensor& mask = masks[next++];
+    c10::SymDimVector expected(x.sym_sizes());
+    expected.back() = (c10::SymInt(sizes[i].N) + 7) / 8;
+    TORCHWELD_CHECK(mask.scalar_type() == at::kByte && mask.device() == x.device() &&
+                        mask.sym_sizes() == c10::SymIntArrayRef(expected),
+                    "torchweld: the mask of layer ", i, " is ", mask.sym_sizes(), " of ",
+                    type_name(mask), " on ", mask.device(), "; expected ",
+                    c10::SymIntArrayRef(expected), " of uint8 on ", x.device(),
+                    ", as torchweld::dropout_mask makes it");
+  }
+}
+template <class Int>
+void check_values(const Tensor& given, const Tensor& x, const Int& features, const char* what) {
+  c10::SymDimVector expected(x.sym_sizes());
+  expected.back() = features;
+  TORCHWELD_CHECK(given.scalar_type() == x.scalar_type() && given.device() == x.device() &&
+                      given.sym_sizes() == c10::SymIntArrayRef(expected),
+                  "torchweld: ", what, " is ", given.sym_sizes(), " of ", type_name(given), " on ",
+                  given.device(), "; expected ", c10::SymIntArrayRef(expected), " of ",
+                  type_name(x), " on ", x.device());
+}
+template <class Int>
+void check_saved(TensorList saved, const Tensor& x, const Spec& spec, bool group,
+                 const std::vector<LayerSizes<Int>>& sizes) {
+  if (saved.empty()) return;
+  TORCHWELD_CHECK(saved.size() == saved_count(spec, group), "torchweld: the forward saves ",
+                  saved_count(spec, group), " tensors for this spec, ", saved.size(),
+                  " were given; give all, or none to have them computed again");
+  size_t next = 0;
+  for (size_t i = 0; i < spec.size(); ++i)
+    for (size_t j = saved_count(spec[i], group || i + 1 == spec.size()); j > 0; --j)
+      check_values(saved[next++], x, sizes[i].N, "a saved pre-activation");
+}
+template <class Int>
+std::vector<LayerSizes<Int>> check_backward(TensorList grads, const Tensor& x, TensorList params,
+                                            TensorList saved, TensorList masks, const Spec& spec,
+                                            size_t needed, bool group) {
+  auto sizes = check_all<Int>(x, params, spec, group);
+  check_training(x, masks, spec, sizes);
+  check_saved(saved, x, spec, group, sizes);
+  TORCHWELD_CHECK(needed == 1 + params.size(), "torchweld: needed has ", needed,
+                  " flags; expected one for x and one for each of ", params.size(), " tensors");
+  TORCHWELD_CHECK(grads.size() == (group ? spec.size() : 1), "torchweld: ", grads.size(),
+                  " gradients were given for ", group ? spec.size() : 1, " outputs");
+  for (size_t i = 0; i < grads.size(); ++i)
+    check_values(grads[i], x, group ? sizes[i].N : sizes.back().N, "the gradient of an output");
+  return sizes;
+}
+
+// ---- Dropout masks ----
+Tensor random_bits(const Tensor& like, const c10::SymInt& features, double p,
+                   const at::TensorOptions& options) {
+  TORCHWELD_CHECK(like.dim() >= 1 && features >= 1 && p > 0 && p < 1,
+                  "torchweld: dropout_mask takes a tensor with a dimension of features, at least "
+                  "one feature, and 0 < p < 1; p is ",
+                  p, ", features ", features);
+  c10::SymDimVector sizes(like.sym_sizes());
+  sizes.back() = features;
+  return at::empty_symint(sizes, options).bernoulli_(1 - p);
+}
+// Draws into bools the numbers that eager's dropout draws into values: one per value, in order.
+Tensor dropout_mask_cpu(const Tensor& like, c10::SymInt features, double p) {
+  const Tensor bits = random_bits(like, features, p, like.options().dtype(at::kBool));
+  const int64_t N = bits.size(-1), rows = bits.numel() / N, bytes = (N + 7) / 8;
+  at::DimVector sizes(bits.sizes());
+  sizes.back() = bytes;
+  const Tensor mask = at::empty(sizes, like.options().dtype(at::kByte));
+  const bool* from = bits.const_data_ptr<bool>();
+  uint8_t* to = mask.mutable_data_ptr<uint8_t>();
+  for (int64_t m = 0; m < rows; ++m, from += N, to += bytes) {
+    for (int64_t j = 0; j < bytes; ++j) {
+      unsigned byte = 0;
+      for (int64_t i = 8 * j; i < std::min<int64_t>(8 * j + 8, N); ++i)
+        byte |= unsigned(from[i]) << (i - 8 * j);
+      to[j] = uint8_t(byte);
+    }
+  }
+  return mask;
+}
+Tensor dropout_mask_elsewhere(const Tensor& like, c10::SymInt features, double p) {
+  const Tensor bits = random_bits(like, features, p, like.options().dtype(at::kByte));
+  const c10::SymInt rest = (features + 7) / 8 * 8 - features;
+  const Tensor whole = at::constant_pad_nd_symint(bits, {0, rest});
+  const Tensor powers =
+      at::bitwise_left_shift(at::ones({8}, bits.options()), at::arange(8, bits.options()));
+  return (whole.unflatten_symint(-1, {(features + 7) / 8, 8}) * powers).sum(-1, false, at::kByte);
+}
+Tensor dropout_mask_meta(const Tensor& like, c10::SymInt features, double) {
+  c10::SymDimVector sizes(like.sym_sizes());
+  sizes.back() = (features + 7) / 8;
+  return at::empty_symint(sizes, like.options().dtype(at::kByte));
+}
+
+// ---- Forward ----
+// For calls that need no gradient; autograd.cpp handles the others.
+Tensor run_training(const Tensor& x, TensorList params, std::string_view text) {
+  const Spec& spec = spec_of(text);
+  const std::vector<Tensor> masks = draw_masks(x, params, spec);
+  return training_ops().chain_saving.call(x, params, masks, text, false)[0];
+}
+std::vector<Tensor> chain_saving_composed(const Tensor& x, TensorList params, TensorList masks,
+                                          std::string_view text, bool save) {
+  const Spec& spec = spec_of(text);
+  check_training(x, masks, spec, check_all<c10::SymInt>(x, params, spec, false));
+  return composed_saving(x, params, masks, spec, save);
+}
+std::vector<Tensor> group_saving_composed(const Tensor& x, TensorList params,
+                                          std::string_view text) {
+  const Spec& spec = spec_without_dropout(text);
+  check_all<c10::SymInt>(x, params, spec, true);
+  std::vector<Tensor> ys, saved;
+  for (size_t i = 0; i < spec.size(); ++i) {
+    const PreActivations p = pre_activations(tensors_of(spec, i, params), x);
+    if (saved_count(spec[i], true)) append(saved, spec[i], p);
+    ys.push_back(layer_output(spec[i], p));
+  }
+  ys.insert(ys.end(), saved.begin(), saved.end());
+  return ys;
+}
+
+Tensor chain_training_below(const Tensor& x, TensorList params, std::string_view text,
+                            std::optional<bool>) {
+  return run_training(x, params, text);
+}
+
+// ---- Backward ----
+std::vector<Tensor> chain_backward_composed(const Tensor& grad, const Tensor& x, TensorList params,
+                                            TensorList saved, TensorList masks,
+                                            std::string_view text, c10::List<bool> list) {
+  const Spec& spec = spec_of(text);
+  const Flags needed = flags_of(list);
+  check_backward<c10::SymInt>(grad, x, params, saved, masks, spec, needed.size(), false);
+  return needed_only(composed_backward(grad, x, params, saved, masks, spec, needed.data()),
+                     needed.data());
+}
+std::vector<Tensor> group_backward_composed(TensorList grads, const Tensor& x, TensorList params,
+                                            TensorList saved, std::string_view text,
+                                            c10::List<bool> list) {
+  const Spec& spec = spec_without_dropout(text);
+  const Flags needed = flags_of(list);
+  check_backward<c10::SymInt>(grads, x, params, saved, {}, spec, needed.size(), true);
+  return needed_only(composed_group_backward(grads, x, params, saved, spec, needed.data()),
+                     needed.data());
+}
+
+// ---- Kernels ----
+c10::SmallVector<TrainingLayer, 4> training_layers(const Spec& spec, bool group, TensorList saved,
+                                                   TensorList masks) {
+  c10::SmallVector<TrainingLayer, 4> layers(spec.size());
+  size_t next_saved = 0, next_mask = 0;
+  for (size_t i = 0; i < spec.size(); ++i) {
+    const size_t count = saved_count(spec[i], group || i + 1 == spec.size());
+    if (!saved.empty() && count > 0) layers[i].z = saved[next_saved].data_ptr();
+    if (!saved.empty() && count > 1) layers[i].up = saved[next_saved + 1].data_ptr();
+    next_saved += count;
+    if (spec[i].drop == 0) continue;
+    layers[i].mask = masks[next_mask++].const_data_ptr<uint8_t>();
+    // In float, as eager divides; float64 keeps its digits.
+    layers[i].scale = 1 / (1 - spec[i].drop);
+  }
+  return layers;
+}
+std::vector<Tensor> contiguous(TensorList list) {
+  std::vector<Tensor> found;
+  for (const Tensor& t : list) found.push_back(t.contiguous());
+  return found;
+}
+void append_saved(std::vector<Tensor>& results, const Tensor& x, const Spec& spec, bool group,
+                  const std::vector<LayerSizes<int64_t>>& sizes) {
+  for (size_t i = 0; i < spec.size(); ++i)
+    for (size_t j = saved_count(spec[i], group || i + 1 == spec.size()); j > 0; --j)
+      results.push_back(output_like(x, sizes[i].N));
+}
+
+std::vector<Tensor> chain_saving_cpu(const Tensor& x, TensorList params, TensorList given_masks,
+                                     std::string_view text, bool save) {
+  const Spec& spec = spec_of(text);
+  const auto sizes = check_all<int64_t>(x, params, spec, false);
+  check_training(x, given_masks, spec, sizes);
+  if (composition_is_faster(x, params)) {
+    note_composed(x, "forward");
+    return composed_saving(x, params, given_masks, spec, save);
+  }
+  const std::vector<Tensor> masks = contiguous(given_masks);
+  std::vector<Tensor> results{output_like(x, sizes.back().N)};
+  if (save) append_saved(results, x, spec, false, sizes);
+  const Layers layers = natural_layers(params, spec, sizes, dtype_of(x, "x"));
+  const auto training = training_layers(spec, false, TensorList(results).slice(1), masks);
+  const bool plain = results.size() == 1 && masks.empty();
+  run_forward(x, layers, false, results[0], plain ? nullptr : training.data());
+  return results;
+}
+std::vector<Tensor> group_saving_cpu(const Tensor& x, TensorList params, std::string_view text) {
+  const Spec& spec = spec_without_dropout(text);
+  const auto sizes = check_all<int64_t>(x, params, spec, true);
+  if (composition_is_faster(x, params)) {
+    note_composed(x, "forward");
+    return group_saving_composed(x, params, text);
+  }
+  std::vector<Tensor> results;
+  for (const auto& s : sizes) results.push_back(output_like(x, s.N));
+  append_saved(results, x, spec, true, sizes);
+  const Layers layers = natural_layers(params, spec, sizes, dtype_of(x, "x"));
+  const auto training = training_layers(spec, true, TensorList(results).slice(spec.size()), {});
+  run_forward(x, layers, true, TensorList(results).slice(0, spec.size()),
+              results.size() == spec.size() ? nullptr : training.data());
+  return results;
+}
+
+// Pre-activations that were not saved. The last layer of a chain runs only if its own are needed.
+std::vector<Tensor> saved_again(const Tensor& x, const Spec& spec, bool group, const Layers& layers,
+                                const std::vector<LayerSizes<int64_t>>& sizes, TensorList masks) {
+  std::vector<Tensor> saved;
+  append_saved(saved, x, spec, group, sizes);
+  if (saved.empty()) return saved;
+  const auto training = training_layers(spec, group, saved, masks);
+  const bool without_last = !group && saved_count(spec.back(), true) == 0;
+  const Layers run(layers.begin(), layers.end() - (without_last ? 1 : 0));
+  const std::vector<Tensor> nowhere(group ? layers.size() : 1);
+  run_forward(x, run, group, nowhere, training.data());
+  return saved;
+}
+
+// Weight gradients come from the pool where rows are few. It keeps their memory through the next
+// forward, when eager would have none of it; an eighth of that for the activations is less than
+// what we save of them.
+bool gradients_from_pool(const Tensor& x, const Spec& spec, TensorList params, const Flags& needed,
+                         const std::vector<LayerSizes<int64_t>>& sizes) {
+  double gradients = 0, activations = double(x.size(-1));
+  for (size_t i = 0; i < params.size(); ++i)
+    if (needed[1 + i]) gradients += double(params[i].numel());
+  for (size_t i = 0; i < spec.size(); ++i)
+    activations += double(sizes[i].N) * (spec[i].gated() ? 4 : 2);
+  return activations * double(x.numel() / x.size(-1)) * 8 <= gradients;
+}
+constexpr int64_t kPooledBytes = 256 << 10;  // smaller ones malloc keeps
+
+// The gradients that are needed, x's first, and where the kernels write those of each layer.
+struct GradientTensors {
+  std::vector<Tensor> needed;
+  Tensor of_x;
+  c10::SmallVector<LayerGradient, 4> layers;
+};
+ProductGradient gradient_of(const Product& p) {
+  return {const_cast<void*>(p.weight), p.stride_n, p.stride_k, const_cast<void*>(p.bias),
+          p.bias_stride};
+}
+GradientTensors make_gradients(const Tensor& x, TensorList params, const Spec& spec,
+                               const Flags& needed, const std::vector<LayerSizes<int64_t>>& sizes) {
+  GradientTensors made;
+  if (needed[0]) made.needed.push_back(made.of_x = output_like(x, x.size(-1)));
+  const bool pooled = gradients_from_pool(x, spec, params, needed, sizes);
+  std::vector<Tensor> all(params.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!needed[1 + i]) continue;
+    const bool large = params[i].nbytes() >= size_t(kPooledBytes);
+    all[i] = pooled && large
+                 ? GradientPool::instance().empty(params[i].sizes(), params[i].scalar_type())
+                 : at::detail::empty_cpu(params[i].sizes(), params[i].scalar_type());
+    made.needed.push_back(all[i]);
+  }
+  size_t next = 0;
+  for (size_t i = 0; i < spec.size(); ++i) {
+    const LayerSpec& s = spec[i];
+    const auto product = [&](int w) {
+      const Tensor& weight = all[next + size_t(w * (s.bias ? 2 : 1))];
+      Product p;
+      if (weight.defined()) p = product_of(s, weight, nullptr);
+      const Tensor* bias = s.bias ? &all[next + size_t(w * 2 + 1)] : nullptr;
+      if (bias && bias->defined()) {
+        p.bias = bias->data_ptr();
+        p.bias_stride = 1;
+      }
+      return p;
+    };
+    const LayerProducts products = products_of(
+        s.gate, product(0), s.weights() > 1 ? product(1) : Product{}, sizes[i].N, x.element_size());
+    made.layers.push_back({gradient_of(products.up), gradient_of(products.gate)});
+    next += size_t(s.tensors());
+  }
+  return made;
+}
+
+std::vector<Tensor> backward_cpu(TensorList grads, const Tensor& x, TensorList params,
+                                 TensorList given_saved, TensorList given_masks, const Spec& spec,
+                                 const Flags& needed, bool group) {
+  const auto sizes = check_backward<int64_t>(grads, x, params, given_saved, given_masks, spec,
+                                             needed.size(), group);
+  const auto dtype = dtype_of(x, "x");
+  const Rows rows = rows_of(x);
+  GradientTensors made = make_gradients(x, params, spec, needed, sizes);
+  if (rows.M == 0) {
+    for (Tensor& t : made.needed) t.zero_();
+    return made.needed;
+  }
+  const std::vector<Tensor> from = contiguous(grads), masks = contiguous(given_masks);
+  const Layers layers = natural_layers(params, spec, sizes, dtype);
+  const std::vector<Tensor> saved = given_saved.empty()
+                                        ? saved_again(x, spec, group, layers, sizes, masks)
+                                        : contiguous(given_saved);
+  const auto training = training_layers(spec, group, saved, masks);
+  c10::SmallVector<const void*, 4> grad_y;
+  for (const Tensor& g : from) grad_y.push_back(g.const_data_ptr());
+  BackwardCall call;
+  call.dtype = dtype;
+  call.layers = layers.data();
+  call.training = training.data();
+  call.gradients = made.layers.data();
+  call.count = int(layers.size());
+  call.group = group;
+  call.x = rows.x.const_data_ptr();
+  call.M = rows.M;
+  call.ldx = rows.ld;
+  call.grad_y = grad_y.data();
+  call.grad_x = made.of_x.defined() ? made.of_x.mutable_data_ptr() : nullptr;
+  call.threads = threads_to_use();
+  kernels_in_use().run_backward(call, last_run());
+  return made.needed;
+}
+std::vector<Tensor> chain_backward_cpu(const Tensor& grad, const Tensor& x, TensorList params,
+                                       TensorList saved, TensorList masks, std::string_view text,
+                                       c10::List<bool> list) {
+  if (x.dim() > 0 && composition_is_faster(x, params)) {
+    note_composed(x, "backward");
+    return chain_backward_composed(grad, x, params, saved, masks, text, std::move(list));
+  }
+  return backward_cpu(grad, x, params, saved, masks, spec_of(text), flags_of(list), false);
+}
+std::vector<Tensor> group_backward_cpu(TensorList grads, const Tensor& x, TensorList params,
+                                       TensorList saved, std::string_view text,
+                                       c10::List<bool> list) {
+  if (x.dim() > 0 && composition_is_faster(x, params)) {
+    note_composed(x, "backward");
+    return group_backward_composed(grads, x, params, saved, text, std::move(list));
+  }
+  return backward_cpu(grads, x, params, saved, {}, spec_without_dropout(text), flags_of(list),
+                      true);
+}
+
+// ---- Meta ----
+Tensor values_meta(const Tensor& x, const c10::SymInt& features) {
+  c10::SymDimVector sizes(x.sym_sizes());
+  sizes.back() = features;
+  return at::empty_symint(sizes, x.options());
+}
+Tensor chain_training_meta(const Tensor& x, TensorList params, std::string_view text,
+                           std::optional<bool>) {
+  return values_meta(x, check_all<c10::SymInt>(x, params, spec_of(text), false).back().N);
+}
+void append_saved_meta(std::vector<Tensor>& results, const Tensor& x, const Spec& spec, bool group,
+                       const std::vector<LayerSizes<c10::SymInt>>& sizes) {
+  for (size_t i = 0; i < spec.size(); ++i)
+    for (size_t j = saved_count(spec[i], group || i + 1 == spec.size()); j > 0; --j)
+      results.push_back(values_meta(x, sizes[i].N));
+}
+std::vector<Tensor> chain_saving_meta(const Tensor& x, TensorList params, TensorList masks,
+                                      std::string_view text, bool save) {
+  const Spec& spec = spec_of(text);
+  const auto sizes = check_all<c10::SymInt>(x, params, spec, false);
+  check_training(x, masks, spec, sizes);
+  std::vector<Tensor> results{values_meta(x, sizes.back().N)};
+  if (save) append_saved_meta(results, x, spec, false, sizes);
+  return results;
+}
+std::vector<Tensor> group_saving_meta(const Tensor& x, TensorList params, std::string_view text) {
+  const Spec& spec = spec_without_dropout(text);
+  const auto sizes = check_all<c10::SymInt>(x, params, spec, true);
+  std::vector<Tensor> results;
+  for (const auto& s : sizes) results.push_back(values_meta(x, s.N));
+  append_saved_meta(results, x, spec, true, sizes);
+  return results;
+}
+std::vector<Tensor> gradients_meta(const Tensor& x, TensorList params, const Flags& needed) {
+  std::vector<Tensor> found;
+  const auto contiguous = [](const Tensor& t) {
+    return at::empty_symint(t.sym_sizes(), t.options());
+  };
+  if (needed[0]) found.push_back(contiguous(x));
+  for (size_t i = 0; i < params.size(); ++i)
+    if (needed[1 + i]) found.push_back(contiguous(params[i]));
+  return found;
+}
+std::vector<Tensor> chain_backward_meta(const Tensor& grad, const Tensor& x, TensorList params,
+                                        TensorList saved, TensorList masks, std::string_view text,
+                                        c10::List<bool> list) {
+  const Flags needed = flags_of(list);
+  check_backward<c10::SymInt>(grad, x, params, saved, masks, spec_of(text), needed.size(), false);
+  return gradients_meta(x, params, needed);
+}
+std::vector<Tensor> group_backward_meta(TensorList grads, const Tensor& x, TensorList params,
+                                        TensorList saved, std::string_view text,
+                                        c10::List<bool> list) {
+  const Flags needed = flags_of(list);
+  check_backward<c10::SymInt>(grads, x, params, saved, {}, spec_without_dropout(text),
+                              needed.size(), true);
+  return gradients_meta(x, params, needed);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
+  m.impl("dropout_mask", TORCH_FN(dropout_mask_cpu));
+  m.impl("chain_saving", TORCH_FN(chain_saving_cpu));
+  m.impl("group_saving", TORCH_FN(group_saving_cpu));
+  m.impl("chain_backward", TORCH_FN(chain_backward_cpu));
+  m.impl("group_backward", TORCH_FN(group_backward_cpu));
+}
+TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
+  m.impl("dropout_mask", TORCH_FN(dropout_mask_elsewhere));
+  m.impl("chain_training", TORCH_FN(chain_training_below));
+  m.impl("chain_saving", TORCH_FN(chain_saving_composed));
+  m.impl("group_saving", TORCH_FN(group_saving_composed));
+  m.impl("chain_backward", TORCH_FN(chain_backward_composed));
+  m.impl("group_backward", TORCH_FN(group_backward_composed));
+}
+TORCH_LIBRARY_IMPL(torchweld, Meta, m) {
+  m.impl("dropout_mask", TORCH_FN(dropout_mask_meta));
+  m.impl("chain_training", TORCH_FN(chain_training_meta));
+  m.impl("chain_saving", TORCH_FN(chain_saving_meta));
+  m.impl("group_saving", TORCH_FN(group_saving_meta));
+  m.impl("chain_backward", TORCH_FN(chain_backward_meta));
+  m.impl("group_backward", TORCH_FN(group_backward_meta));
+}
+
+}  // namespace torchweld
