@@ -29,7 +29,11 @@ SIDES = ("eager", OWN_MODEL)
 
 
 def measure_trained_model(
-    bench: Bench, target: str, source: ModelSource, steps: Sequence[TrainingStep]
+    bench: Bench,
+    target: str,
+    source: ModelSource,
+    steps: Sequence[TrainingStep],
+    latency: bool = False,
 ) -> Iterator[LoadedModel | Cell]:
     """What was loaded, then its cells, each as soon as it is done; again for each kind of malloc.
 
@@ -53,7 +57,7 @@ def measure_trained_model(
             for number, name in enumerate(model["workloads"]):
                 for step in kinds:
                     case = ModelCase(target=target, inputs=name, step=step)
-                    yield _cell(stage, bench, case, number, model["judged"][number])
+                    yield _cell(stage, bench, case, number, model["judged"][number], latency)
 
 
 def _judged_model(stage: Stage, source: ModelSource, file: Path) -> dict[str, Any]:
@@ -84,7 +88,12 @@ def _about(
 
 
 def _cell(
-    stage: Stage, bench: Bench, case: ModelCase, number: int, judged: tuple[Any, OutputCheck]
+    stage: Stage,
+    bench: Bench,
+    case: ModelCase,
+    number: int,
+    judged: tuple[Any, OutputCheck],
+    latency: bool,
 ) -> Cell:
     work, check = judged
 
@@ -99,5 +108,5 @@ def _cell(
         reasons={name: "" if name in SIDES else EAGER_ALONE for name in bench.names},
         prepare=prepare,
         judge_of=lambda _: lambda name, outputs: check,
-        latency=False,
+        latency=latency,
     )
