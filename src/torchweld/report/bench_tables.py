@@ -23,7 +23,7 @@ from torchweld.core.safe_text import clean
 Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}
 HEADERS = {"onnxruntime": "ONNX\nRuntime", "openvino": "Open\nVINO", "compile-max": "compile\nmax"}
-LEFT = ("block", "input", "dtype", "interval", "verdict", "kernel")
+LEFT = ("block", "input", "model", "step", "dtype", "interval", "verdict", "kernel")
 
 # In the order in which they are left out. The walk-through is about ops and launching them.
 SPEED_SPARE = ("kernel", "error", "verdict", "interval")
@@ -32,12 +32,11 @@ WALK_SPARE = ("bufs", "GB/s", "GFLOP/s", "of peak")
 
 
 def shape_columns(cells: Sequence[Cell]) -> dict[str, Cells]:
-    """What the rows are: blocks, rows and dtypes, or the inputs of a model.
-
-    Models in training have the kind of step in place of the dtype.
-    """
+    """What the rows are: blocks, rows and dtypes; inputs of a model; models and kinds of steps."""
     if all(cell.case is None and cell.model is None for cell in cells):
         return {"input": [clean(cell.name) for cell in cells]}
+    if all(cell.case is None for cell in cells):
+        return {"model": list(block_texts(cells)), "step": [_dtype_text(cell) for cell in cells]}
     return {
         "block": list(block_texts(cells)),
         "rows": [cell.case.rows_text if cell.case is not None else "" for cell in cells],

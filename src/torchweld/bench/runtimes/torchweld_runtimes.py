@@ -50,11 +50,15 @@ class FusedMlpRuntime(Runtime):
         assert isinstance(source, BlockSource)
         mlp = source.mlp
         self.modules = [
-            FusedMLP.from_linears(linears, mlp.activation, gated=mlp.gated, packing=self.packing)
+            FusedMLP.from_linears(
+                linears,
+                mlp.activation,
+                gated=mlp.gated,
+                packing=self.packing,
+                recompute=self.recompute,
+            )
             for linears in source.linears
         ]
-        for module in self.modules:
-            module.recompute = self.recompute
         whole = self.modules[0] if source.blocks == 1 else nn.Sequential(*self.modules)
         self.function = whole.train(source.training)
 
@@ -167,15 +171,26 @@ class PlannedRuntime(Runtime):
             run = step_of(self.model, self.made.workloads[0], training=False)
             limit = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
         self.show()
+        originals = [path for path, one in stats(self.model).items() if one.originals]
+        unused = f", {len(originals)} ran the original" if originals else ""
         return {
-            "kernel": f"{len(self.plan.decisions)} welded",
+            "kernel": f"{len(self.plan.decisions)} welded{unused}",
             "sentence": self.plan.sentence(),
             "ceiling": to_plain(limit),
             "predicted": to_plain(whole.predicted if whole else UNASKED),
             "promised": to_plain(whole.promised if whole else UNASKED),
             "copied_bytes": self.plan.copied_bytes,
-            "ran_the_original": [path for path, one in stats(self.model).items() if one.originals],
+            "ran_the_original": originals,
         }
+
+    def judged(self, call: Call) -> Any:
+        """In training, raises if no welded block ran its kernel: eager would be timed twice."""
+        found = super().judged(call)
+        ran = stats(self.model)
+        if self.step is not None and ran and all(one.originals for one in ran.values()):
+            reasons = dict.fromkeys(why for one in ran.values() for why in one.originals)
+            raise TorchweldError(f"all welded blocks ran the original code: {', '.join(reasons)}")
+        return found
 
 
 class CompiledWeldedRuntime(CompiledRuntime, PlannedRuntime):
