@@ -59,6 +59,7 @@ PLAIN_SOURCES = ["kernels/isa_dispatch.cpp", "kernels/scratch.cpp", "kernels/tea
 TORCH_SOURCES = [
     "torch_glue/torch_ops.cpp",
     "torch_glue/autograd.cpp",
+    "torch_glue/training_ops.cpp",
     "python_glue/extension_module.cpp",
 ]
 

@@ -156,7 +156,8 @@ PyMODINIT_FUNC PyInit__C() {
            name("_spec"),
            name("_pack"),
            name("training"),
-           name("dropout"),
+           name("_training_spec"),
+           name("recompute"),
            name("_holder"),
            {name("_forward_hooks"), name("_forward_pre_hooks"), name("_backward_hooks"),
             name("_backward_pre_hooks")}};

@@ -44,6 +44,13 @@ Tensor call_chain(const Tensor& x, at::TensorList params, std::string_view spec)
       op<Tensor(const Tensor&, at::TensorList, std::string_view)>("torchweld::chain");
   return chain.call(x, params, spec);
 }
+Tensor call_training(const Tensor& x, at::TensorList params, std::string_view spec,
+                     std::optional<bool> recompute) {
+  static const auto chain =
+      op<Tensor(const Tensor&, at::TensorList, std::string_view, std::optional<bool>)>(
+          "torchweld::chain_training");
+  return chain.call(x, params, spec, recompute);
+}
 Tensor call_packed(const Tensor& x, const Tensor& packed, std::string_view spec) {
   // Packed weights are used only when gradients are off.
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -54,7 +61,7 @@ Tensor call_packed(const Tensor& x, const Tensor& packed, std::string_view spec)
 
 struct AttributeNames {
   PyObject *parameters, *weight, *bias, *forward;
-  PyObject *modules, *order, *spec, *pack, *training, *dropout, *holder;
+  PyObject *modules, *order, *spec, *pack, *training, *training_spec, *recompute, *holder;
   PyObject* hooks[4];
 } names;
 PyTypeObject* linear_type = nullptr;  // nn.Linear
@@ -108,8 +115,10 @@ bool packable(const Tensor& t) {
 // nn.Module would cost more than the rest of the path.
 struct ModuleState {
   PyObject *children, *order, *spec, *pack;
+  // None, True or False; null if nothing may need a gradient or drop values.
+  PyObject* recompute = nullptr;
 
-  // Returns false if the module is not laid out as FusedMLP makes it, or has dropout to apply.
+  // Returns false if the module is not laid out as FusedMLP makes it.
   bool read(PyObject* module) {
     PyObject** slot = _PyObject_GetDictPtr(module);
     if (!slot || !*slot) return false;
@@ -122,9 +131,13 @@ struct ModuleState {
     PyObject* holder = get(names.holder);
     if (!children || !order || !spec || !pack || !training || !holder) return false;
     if (training != Py_False) {
-      PyObject* dropout = get(names.dropout);
-      if (!dropout || PyObject_IsTrue(dropout) != 0) return false;
       pack = Py_None;  // weights are about to change
+      spec = get(names.training_spec);
+      if (!spec) return false;
+    }
+    if (training != Py_False || at::GradMode::is_enabled()) {
+      recompute = get(names.recompute);
+      if (recompute != Py_None && recompute != Py_True && recompute != Py_False) return false;
     }
     if (holder != Py_None) {
       PyObject* list = PyDict_Check(children) ? PyDict_GetItem(children, holder) : nullptr;
@@ -132,6 +145,9 @@ struct ModuleState {
       children = inner && *inner ? PyDict_GetItem(*inner, names.modules) : nullptr;
     }
     return children && PyDict_Check(children) && PyTuple_Check(order) && PyUnicode_Check(spec);
+  }
+  std::optional<bool> wish() const {
+    return recompute == Py_None ? std::nullopt : std::optional<bool>(recompute == Py_True);
   }
 };
 
@@ -177,7 +193,12 @@ PyObject* module_forward(PyObject* module, PyObject* input) {
     {
       std::optional<Unlocked> unlocked;
       if (!brief) unlocked.emplace();
-      y = packed.defined() ? call_packed(x, packed, spec) : call_chain(x, params, spec);
+      if (packed.defined())
+        y = call_packed(x, packed, spec);
+      else if (state.recompute)
+        y = call_training(x, params, spec, state.wish());
+      else
+        y = call_chain(x, params, spec);
     }
     return THPVariable_Wrap(std::move(y));
   });

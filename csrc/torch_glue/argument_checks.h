@@ -59,6 +59,16 @@ inline const Spec& spec_of(std::string_view text) {
   return checked_spec([&]() -> const Spec& { return parse_spec(text); });
 }
 
+// Only the ops for training draw random numbers.
+inline const Spec& spec_without_dropout(std::string_view text) {
+  const Spec& spec = spec_of(text);
+  for (const LayerSpec& layer : spec)
+    TORCHWELD_CHECK(layer.drop == 0, "torchweld: the spec ", quoted(text),
+                    " has dropout, which torchweld::chain_training alone applies; leave the flag "
+                    "drop out for inference");
+  return spec;
+}
+
 inline int tensor_count(const Spec& spec) {
   int n = 0;
   for (const LayerSpec& l : spec) n += l.tensors();

@@ -6,87 +6,111 @@
 #include <torch/library.h>
 
 #include "argument_checks.h"
-#include "composed_block.h"
+#include "composed_backward.h"
 #include "tangents.h"
+#include "training_ops.h"
 
 namespace torchweld {
 
 namespace {
 
-template <class Signature>
-auto handle(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 using ChainSignature = Tensor(const Tensor&, TensorList, std::string_view);
 using GroupSignature = std::vector<Tensor>(const Tensor&, TensorList, std::string_view);
+using TrainingSignature = Tensor(const Tensor&, TensorList, std::string_view, std::optional<bool>);
 const auto& chain_op() {
-  static const auto op = handle<ChainSignature>("torchweld::chain");
+  static const auto op = op_handle<ChainSignature>("torchweld::chain");
   return op;
 }
 const auto& group_op() {
-  static const auto op = handle<GroupSignature>("torchweld::group");
+  static const auto op = op_handle<GroupSignature>("torchweld::group");
+  return op;
+}
+const auto& chain_training_op() {
+  static const auto op = op_handle<TrainingSignature>("torchweld::chain_training");
   return op;
 }
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-c10::SmallVector<bool, 16> needed_of(AutogradContext* ctx, size_t count) {
-  c10::SmallVector<bool, 16> needed;
+c10::List<bool> needed_of(AutogradContext* ctx, size_t count) {
+  c10::List<bool> needed;
+  needed.reserve(count);
   for (size_t i = 0; i < count; ++i) needed.push_back(ctx->needs_input_grad(i));
   return needed;
 }
-void keep_inputs(AutogradContext* ctx, const Tensor& x, TensorList params, std::string_view spec) {
-  variable_list saved{x};
-  saved.insert(saved.end(), params.begin(), params.end());
-  ctx->save_for_backward(std::move(saved));
-  ctx->saved_data["spec"] = std::string(spec);
+// Gradients where they are needed, undefined ones elsewhere; `count` in all.
+variable_list spread(std::vector<Tensor> found, const c10::List<bool>& needed, size_t count) {
+  variable_list grads(count);
+  size_t next = 0;
+  for (size_t i = 0; i < needed.size(); ++i)
+    if (needed.get(i)) grads[i] = std::move(found[next++]);
+  return grads;
 }
 
+// What a node keeps for its backward: x, params, pre-activations, masks, in this order.
+struct Kept {
+  variable_list all;
+  size_t params, saved;
+  std::string spec;
+
+  static void keep(AutogradContext* ctx, const Tensor& x, TensorList params, TensorList saved,
+                   TensorList masks, const std::string& spec) {
+    variable_list all{x};
+    for (TensorList part : {params, saved, masks}) all.insert(all.end(), part.begin(), part.end());
+    ctx->save_for_backward(std::move(all));
+    ctx->saved_data["params"] = int64_t(params.size());
+    ctx->saved_data["saved"] = int64_t(saved.size());
+    ctx->saved_data["spec"] = spec;
+  }
+  explicit Kept(AutogradContext* ctx)
+      : all(ctx->get_saved_variables()),
+        params(size_t(ctx->saved_data["params"].toInt())),
+        saved(size_t(ctx->saved_data["saved"].toInt())),
+        spec(ctx->saved_data["spec"].toStringRef()) {}
+
+  const Tensor& x() const { return all[0]; }
+  TensorList of_params() const { return TensorList(all).slice(1, params); }
+  TensorList of_saved() const { return TensorList(all).slice(1 + params, saved); }
+  TensorList of_masks() const { return TensorList(all).slice(1 + params + saved); }
+};
+
 struct ChainFunction : torch::autograd::Function<ChainFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, TensorList params,
-                        const std::string& spec) {
-    keep_inputs(ctx, x, params, spec);
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, TensorList params, TensorList masks,
+                        const std::string& spec, bool recompute) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return chain_op().call(x, params, spec);
+    const std::vector<Tensor> results =
+        training_ops().chain_saving.call(x, params, masks, spec, !recompute);
+    Kept::keep(ctx, x, params, TensorList(results).slice(1), masks, spec);
+    return results[0];
   }
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
-    const variable_list saved = ctx->get_saved_variables();
-    const std::string spec = ctx->saved_data["spec"].toStringRef();
-    variable_list grads = chain_backward(grad[0], saved[0], TensorList(saved).slice(1),
-                                         spec_of(spec), needed_of(ctx, saved.size()).data());
-    grads.emplace_back();  // of the spec
-    return grads;
+    const Kept kept(ctx);
+    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params);
+    const size_t inputs = 1 + kept.params + kept.of_masks().size() + 2;  // spec and recompute
+    return spread(
+        training_ops().chain_backward.call(grad[0], kept.x(), kept.of_params(), kept.of_saved(),
+                                           kept.of_masks(), kept.spec, needed),
+        needed, inputs);
   }
 };
 
 struct GroupFunction : torch::autograd::Function<GroupFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, TensorList params,
                                const std::string& spec) {
-    keep_inputs(ctx, x, params, spec);
     at::AutoDispatchBelowADInplaceOrView guard;
-    return group_op().call(x, params, spec);
+    std::vector<Tensor> ys = training_ops().group_saving.call(x, params, spec);
+    const size_t outputs = spec_of(spec).size();
+    Kept::keep(ctx, x, params, TensorList(ys).slice(outputs), {}, spec);
+    ys.resize(outputs);
+    return ys;
   }
-  static variable_list backward(AutogradContext* ctx, variable_list grad) {
-    const variable_list saved = ctx->get_saved_variables();
-    const std::string text = ctx->saved_data["spec"].toStringRef();
-    const Spec& spec = spec_of(text);
-    const auto needed = needed_of(ctx, saved.size());
-    variable_list grads(saved.size() + 1);
-    size_t first = 1;
-    for (size_t i = 0; i < spec.size(); ++i) {
-      const size_t count = size_t(spec[i].tensors());
-      if (grad[i].defined()) {
-        c10::SmallVector<bool, 16> own{needed[0]};
-        own.append(needed.begin() + first, needed.begin() + first + count);
-        variable_list member = chain_backward(
-            grad[i], saved[0], TensorList(saved).slice(first, count), {spec[i]}, own.data());
-        if (member[0].defined()) grads[0] = grads[0].defined() ? grads[0] + member[0] : member[0];
-        std::move(member.begin() + 1, member.end(), grads.begin() + first);
-      }
-      first += count;
-    }
-    return grads;
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const Kept kept(ctx);
+    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params);
+    return spread(training_ops().group_backward.call(grads, kept.x(), kept.of_params(),
+                                                     kept.of_saved(), kept.spec, needed),
+                  needed, 1 + kept.params + 1);
   }
 };
 
@@ -102,33 +126,81 @@ bool needs_gradient(const Tensor& x, TensorList params) {
                                            [](const Tensor& p) { return p.requires_grad(); }));
 }
 
+// Without a wish of the caller, pre-activations are saved: computing them again costs a product
+// per layer, and has not been faster at any size (docs/training.md).
+constexpr bool kRecompute = false;
+
 Tensor chain_autograd(const Tensor& x, TensorList params, std::string_view spec) {
-  if (needs_composition(x, params)) {
-    spec_of(spec);
-    return composed_chain(x, params, spec);
+  if (needs_composition(x, params)) return composed_chain(x, params, spec);
+  if (needs_gradient(x, params)) {
+    spec_without_dropout(spec);
+    return ChainFunction::apply(x, params, TensorList(), std::string(spec), kRecompute);
   }
-  if (needs_gradient(x, params)) return ChainFunction::apply(x, params, std::string(spec));
   at::AutoDispatchBelowADInplaceOrView guard;
   return chain_op().call(x, params, spec);
+}
+Tensor chain_training_autograd(const Tensor& x, TensorList params, std::string_view text,
+                               std::optional<bool> recompute) {
+  if (needs_composition(x, params)) return composed_training(x, params, text);
+  const std::vector<Tensor> masks = draw_masks(x, params, spec_of(text));
+  if (needs_gradient(x, params))
+    return ChainFunction::apply(x, params, TensorList(masks), std::string(text),
+                                recompute.value_or(kRecompute));
+  at::AutoDispatchBelowADInplaceOrView guard;
+  if (masks.empty()) return chain_op().call(x, params, text);
+  return training_ops().chain_saving.call(x, params, masks, text, false)[0];
 }
 // A call that needs a gradient goes to chain, which does not read a packed copy.
 Tensor chain_kept_autograd(const Tensor& x, TensorList params, std::string_view spec,
                            const Tensor& kept) {
-  static const auto op = handle<Tensor(const Tensor&, TensorList, std::string_view, const Tensor&)>(
-      "torchweld::chain_kept");
+  static const auto op =
+      op_handle<Tensor(const Tensor&, TensorList, std::string_view, const Tensor&)>(
+          "torchweld::chain_kept");
   if (needs_composition(x, params) || needs_gradient(x, params))
     return chain_autograd(x, params, spec);
   at::AutoDispatchBelowADInplaceOrView guard;
   return op.call(x, params, spec, kept);
 }
 std::vector<Tensor> group_autograd(const Tensor& x, TensorList params, std::string_view spec) {
-  if (needs_composition(x, params)) {
-    spec_of(spec);
-    return composed_group(x, params, spec);
-  }
+  if (needs_composition(x, params)) return composed_group(x, params, spec);
   if (needs_gradient(x, params)) return GroupFunction::apply(x, params, std::string(spec));
   at::AutoDispatchBelowADInplaceOrView guard;
   return group_op().call(x, params, spec);
+}
+
+// A gradient of a gradient goes through the composition, which computes hidden values again: the
+// saved ones have no history.
+bool differentiates(const Tensor& x, TensorList params, TensorList grads) {
+  return needs_composition(x, params) || needs_gradient(x, params) || needs_gradient(x, grads) ||
+         std::any_of(grads.begin(), grads.end(), has_tangent);
+}
+const bool* flags_of(const c10::List<bool>& needed, c10::SmallVectorImpl<bool>& flags) {
+  for (size_t i = 0; i < needed.size(); ++i) flags.push_back(needed.get(i));
+  return flags.data();
+}
+std::vector<Tensor> chain_backward_autograd(const Tensor& grad, const Tensor& x, TensorList params,
+                                            TensorList saved, TensorList masks,
+                                            std::string_view text, c10::List<bool> needed) {
+  if (differentiates(x, params, grad)) {
+    c10::SmallVector<bool, 16> flags;
+    const bool* wanted = flags_of(needed, flags);
+    return needed_only(composed_backward(grad, x, params, {}, masks, spec_of(text), wanted),
+                       wanted);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return training_ops().chain_backward.call(grad, x, params, saved, masks, text, needed);
+}
+std::vector<Tensor> group_backward_autograd(TensorList grads, const Tensor& x, TensorList params,
+                                            TensorList saved, std::string_view text,
+                                            c10::List<bool> needed) {
+  if (differentiates(x, params, grads)) {
+    c10::SmallVector<bool, 16> flags;
+    const bool* wanted = flags_of(needed, flags);
+    return needed_only(composed_group_backward(grads, x, params, {}, spec_of(text), wanted),
+                       wanted);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return training_ops().group_backward.call(grads, x, params, saved, text, needed);
 }
 
 // A packed copy does not know its parameters, so their gradients would be lost.
@@ -144,26 +216,27 @@ auto packed_below_autograd(const Op& op, const Tensor& x, const Tensor& packed,
 }
 Tensor chain_packed_autograd(const Tensor& x, const Tensor& packed, std::string_view spec) {
   static const auto op =
-      handle<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
+      op_handle<Tensor(const Tensor&, const Tensor&, std::string_view)>("torchweld::chain_packed");
   return packed_below_autograd(op, x, packed, spec);
 }
 std::vector<Tensor> group_packed_autograd(const Tensor& x, const Tensor& packed,
                                           std::string_view spec) {
   static const auto op =
-      handle<std::vector<Tensor>(const Tensor&, const Tensor&, std::string_view)>(
+      op_handle<std::vector<Tensor>(const Tensor&, const Tensor&, std::string_view)>(
           "torchweld::group_packed");
   return packed_below_autograd(op, x, packed, spec);
 }
 
 // ---- Autocast ----
-template <class Op>
-auto autocast(const Op& op, const Tensor& x, TensorList params, std::string_view spec) {
+template <class Op, class... Rest>
+auto autocast(const Op& op, const Tensor& x, TensorList params, std::string_view spec,
+              Rest... rest) {
   const at::DeviceType device = x.device().type();
   c10::impl::ExcludeDispatchKeyGuard guard(
       c10::DispatchKeySet(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
   return op.call(at::autocast::cached_cast(dtype, x, device),
-                 at::autocast::cached_cast(dtype, params, device), spec);
+                 at::autocast::cached_cast(dtype, params, device), spec, rest...);
 }
 Tensor chain_autocast(const Tensor& x, TensorList params, std::string_view spec) {
   return autocast(chain_op(), x, params, spec);
@@ -171,6 +244,10 @@ Tensor chain_autocast(const Tensor& x, TensorList params, std::string_view spec)
 Tensor chain_kept_autocast(const Tensor& x, TensorList params, std::string_view spec,
                            const Tensor&) {
   return autocast(chain_op(), x, params, spec);
+}
+Tensor chain_training_autocast(const Tensor& x, TensorList params, std::string_view spec,
+                               std::optional<bool> recompute) {
+  return autocast(chain_training_op(), x, params, spec, recompute);
 }
 std::vector<Tensor> group_autocast(const Tensor& x, TensorList params, std::string_view spec) {
   return autocast(group_op(), x, params, spec);
@@ -182,6 +259,10 @@ TORCH_LIBRARY_IMPL(torchweld, Autograd, m) {
   m.impl("chain", TORCH_FN(chain_autograd));
   m.impl("chain_kept", TORCH_FN(chain_kept_autograd));
   m.impl("group", TORCH_FN(group_autograd));
+  m.impl("chain_training", TORCH_FN(chain_training_autograd));
+  m.impl("chain_backward", TORCH_FN(chain_backward_autograd));
+  m.impl("group_backward", TORCH_FN(group_backward_autograd));
+  m.impl("dropout_mask", torch::CppFunction::makeFallthrough());
   m.impl("pack", torch::CppFunction::makeFallthrough());
   m.impl("chain_packed", TORCH_FN(chain_packed_autograd));
   m.impl("group_packed", TORCH_FN(group_packed_autograd));
@@ -189,11 +270,13 @@ TORCH_LIBRARY_IMPL(torchweld, Autograd, m) {
 TORCH_LIBRARY_IMPL(torchweld, AutocastCPU, m) {
   m.impl("chain", TORCH_FN(chain_autocast));
   m.impl("chain_kept", TORCH_FN(chain_kept_autocast));
+  m.impl("chain_training", TORCH_FN(chain_training_autocast));
   m.impl("group", TORCH_FN(group_autocast));
 }
 TORCH_LIBRARY_IMPL(torchweld, AutocastCUDA, m) {
   m.impl("chain", TORCH_FN(chain_autocast));
   m.impl("chain_kept", TORCH_FN(chain_kept_autocast));
+  m.impl("chain_training", TORCH_FN(chain_training_autocast));
   m.impl("group", TORCH_FN(group_autocast));
 }
 

@@ -9,6 +9,7 @@
 //          | "first"        gated, one weight, the gate's outputs come first
 //          | "second"       gated, one weight, the gate's outputs come second
 //          | "interleaved"  gated, one weight, gate and up outputs take turns, gate first
+//          | "drop:" number in training, dropout of this probability acts on the layer's output
 //
 // For instance "gelu/b;identity/b", "silu/separate;identity", "leaky_relu:0.2". The tensors of all
 // layers follow each other in one list, each weight followed by its bias, the gate before up.
@@ -33,12 +34,20 @@ struct LayerSpec {
   double p0 = 0, p1 = 0;
   bool bias = false, transposed = false;
   Gate gate = Gate::none;
+  double drop = 0;  // the probability of dropout on its output
 
   bool gated() const { return gate != Gate::none; }
   int weights() const { return gate == Gate::separate ? 2 : 1; }
   int tensors() const { return weights() * (bias ? 2 : 1); }
 };
 using Spec = std::vector<LayerSpec>;
+
+// Layers with dropout; each has a mask.
+inline size_t mask_count(const Spec& spec) {
+  size_t count = 0;
+  for (const LayerSpec& layer : spec) count += layer.drop > 0;
+  return count;
+}
 
 inline std::string quoted(std::string_view s) { return std::string("'").append(s).append("'"); }
 
@@ -78,6 +87,16 @@ inline void parse_activation(std::string_view text, LayerSpec& layer) {
   }
 }
 
+inline double parse_drop(std::string_view flag) {
+  const char *const begin = flag.data() + 5, *const stop = flag.data() + flag.size();
+  double p = 0;
+  const auto [end, problem] = std::from_chars(begin, stop, p);
+  if (problem != std::errc() || end != stop || !(p > 0 && p < 1))
+    throw std::invalid_argument("flag " + quoted(flag) +
+                                " in a spec: a probability above 0 and below 1 follows drop:");
+  return p;
+}
+
 inline LayerSpec parse_layer(std::string_view text) {
   LayerSpec layer;
   size_t slash = text.find('/');
@@ -98,9 +117,12 @@ inline LayerSpec parse_layer(std::string_view text) {
       layer.gate = Gate::second;
     else if (flag == "interleaved")
       layer.gate = Gate::interleaved;
+    else if (flag.substr(0, 5) == "drop:")
+      layer.drop = parse_drop(flag);
     else
-      throw std::invalid_argument("unknown flag " + quoted(flag) +
-                                  " in a spec; there are: b t separate first second interleaved");
+      throw std::invalid_argument(
+          "unknown flag " + quoted(flag) +
+          " in a spec; there are: b t separate first second interleaved drop:p");
   }
   return layer;
 }

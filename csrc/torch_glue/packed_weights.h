@@ -69,7 +69,7 @@ std::vector<LayerSizes<Int>> check_packable(TensorList params, const Spec& spec)
 }
 
 inline Tensor pack_weights(TensorList params, std::string_view text) {
-  const Spec& spec = spec_of(text);
+  const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_packable<int64_t>(params, spec);
   const DType dtype = dtype_of(params[0], "layer 0's weight");
   const Layers layers = natural_layers(params, spec, sizes, dtype);
@@ -93,7 +93,7 @@ inline Tensor pack_weights(TensorList params, std::string_view text) {
 
 // Refuses: there are no tensors, or the kernels cannot read them.
 inline Tensor pack_elsewhere(TensorList params, std::string_view text) {
-  check_packable<c10::SymInt>(params, spec_of(text));
+  check_packable<c10::SymInt>(params, spec_without_dropout(text));
   TORCHWELD_CHECK(false, "torchweld: weights on ", params[0].device(),
                   " cannot be packed: the kernels that read them run on the CPU; use "
                   "torchweld::chain or group there");
@@ -101,7 +101,7 @@ inline Tensor pack_elsewhere(TensorList params, std::string_view text) {
 
 // Shapes only: as large as pack_weights would make it, with the kernels in use.
 inline Tensor pack_meta(TensorList params, std::string_view text) {
-  const Spec& spec = spec_of(text);
+  const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_packable<c10::SymInt>(params, spec);
   Layers layers(spec.size());
   for (size_t i = 0; i < spec.size(); ++i) {
@@ -149,7 +149,7 @@ inline PackedHeader checked_header(const Tensor& packed, const Spec& spec, std::
 
 inline Layers packed_layers(const Tensor& x, const Tensor& packed, std::string_view text,
                             bool group) {
-  const Spec& spec = spec_of(text);
+  const Spec& spec = spec_without_dropout(text);
   const PackedHeader header = checked_header(packed, spec, text);
   const Kernels& k = kernels_in_use();
   const DType dtype = dtype_of(x, "x");

@@ -99,7 +99,7 @@ void note_composed(const Tensor& x) {
 
 // ---- CPU ----
 Tensor chain_cpu(const Tensor& x, TensorList params, std::string_view text) {
-  const Spec& spec = spec_of(text);
+  const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_all<int64_t>(x, params, spec, false);
   if (composition_is_faster(x, params)) {
     note_composed(x);
@@ -108,7 +108,7 @@ Tensor chain_cpu(const Tensor& x, TensorList params, std::string_view text) {
   return run_chain(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
 }
 std::vector<Tensor> group_cpu(const Tensor& x, TensorList params, std::string_view text) {
-  const Spec& spec = spec_of(text);
+  const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_all<int64_t>(x, params, spec, true);
   if (composition_is_faster(x, params)) {
     note_composed(x);
@@ -126,7 +126,7 @@ std::vector<Tensor> group_packed_cpu(const Tensor& x, const Tensor& packed, std:
 
 // Members that were packed one by one: one packed tensor per layer of the spec.
 std::vector<Tensor> group_of_packed_cpu(const Tensor& x, TensorList packed, std::string_view text) {
-  const size_t members = spec_of(text).size();
+  const size_t members = spec_without_dropout(text).size();
   TORCHWELD_CHECK(packed.size() == members, "torchweld: the spec has ", members, " members, but ",
                   packed.size(), " packed tensors were given; give one per member");
   Layers layers;
@@ -154,6 +154,11 @@ Tensor chain_kept_elsewhere(const Tensor& x, TensorList params, std::string_view
   return composed_chain(x, params, text);
 }
 
+Tensor chain_training_batched(const Tensor& x, TensorList params, std::string_view text,
+                              std::optional<bool>) {
+  return composed_training(x, params, text);
+}
+
 // ---- Meta: shapes only. Symbols are kept, so that another batch size does not compile again ----
 Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
   c10::SymDimVector sizes(x.sym_sizes());
@@ -161,7 +166,7 @@ Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
   return at::empty_symint(sizes, x.options());
 }
 Tensor chain_meta(const Tensor& x, TensorList params, std::string_view text) {
-  const auto sizes = check_all<c10::SymInt>(x, params, spec_of(text), false);
+  const auto sizes = check_all<c10::SymInt>(x, params, spec_without_dropout(text), false);
   return empty_symbolic(x, sizes.back().N);
 }
 Tensor chain_kept_meta(const Tensor& x, TensorList params, std::string_view text, const Tensor&) {
@@ -169,7 +174,7 @@ Tensor chain_kept_meta(const Tensor& x, TensorList params, std::string_view text
 }
 std::vector<Tensor> group_meta(const Tensor& x, TensorList params, std::string_view text) {
   std::vector<Tensor> ys;
-  for (const auto& s : check_all<c10::SymInt>(x, params, spec_of(text), true))
+  for (const auto& s : check_all<c10::SymInt>(x, params, spec_without_dropout(text), true))
     ys.push_back(empty_symbolic(x, s.N));
   return ys;
 }
@@ -177,6 +182,15 @@ std::vector<Tensor> group_meta(const Tensor& x, TensorList params, std::string_v
 constexpr const char* kSchemas =
 #include "schemas.inc"
     ;
+
+// An op that draws random numbers must not be run again in place of its result.
+std::vector<at::Tag> tags_of(std::string_view schema) {
+  std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
+  const std::string_view name = schema.substr(0, schema.find('('));
+  if (name == "dropout_mask" || name == "chain_training")
+    tags.push_back(at::Tag::nondeterministic_seeded);
+  return tags;
+}
 
 }  // namespace
 
@@ -196,8 +210,11 @@ bool composition_is_faster(const Tensor& x, TensorList params) {
 
 TORCH_LIBRARY(torchweld, m) {
   std::istringstream lines(kSchemas);
-  for (std::string line; std::getline(lines, line);)
-    if (!line.empty()) m.def(line.c_str(), {at::Tag::pt2_compliant_tag});
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    const std::vector<at::Tag> tags = tags_of(line);
+    m.def(line.c_str(), tags);
+  }
 }
 TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
   m.impl("chain", TORCH_FN(chain_cpu));
@@ -223,6 +240,7 @@ TORCH_LIBRARY_IMPL(torchweld, Meta, m) {
 TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
   m.impl("chain", TORCH_FN(composed_chain));
   m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
+  m.impl("chain_training", TORCH_FN(chain_training_batched));
   m.impl("group", TORCH_FN(composed_group));
 }
 
