@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -175,25 +174,3 @@ def saved_bytes(function: Callable[[], Tensor], module: nn.Module | None = None)
         y = function()
     assert y.requires_grad
     return sum(storages.values())
-
-
-def at_once(bodies: Sequence[Callable[[], None]], seconds: float = 60) -> None:
-    """Each in a thread of its own, started together; the first failure is raised here."""
-    failures: list[BaseException] = []
-    start = threading.Barrier(len(bodies))
-
-    def run(body: Callable[[], None]) -> None:
-        try:
-            start.wait()
-            body()
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=run, args=(body,), daemon=True) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-        assert not thread.is_alive(), "a thread hangs"
-    if failures:
-        raise failures[0]
