@@ -132,4 +132,17 @@ TW_INLINE V activation_derivative([[maybe_unused]] V x, [[maybe_unused]] C p0,
 #undef ACTIVATION
 }
 
+// The gradient with respect to x, from g, the gradient with respect to act(x). Where eager selects 0
+// instead of multiplying by it, so does this: an Inf in g must not become NaN.
+template <Act act, class V, class C>
+TW_INLINE V activation_gradient(V x, V g, C p0, C p1) {
+  if constexpr (act == Act::identity) return g;
+  if constexpr (act == Act::relu) return x <= C(0) ? V{} : g;
+  if constexpr (act == Act::hardswish) {
+    const V inner = g * (x / C(3) + C(0.5)), upper = x >= C(3) ? g : inner;
+    return x <= C(-3) ? V{} : upper;
+  }
+  return g * activation_derivative<act>(x, p0, p1);
+}
+
 }  // namespace

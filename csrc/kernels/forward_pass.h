@@ -134,12 +134,18 @@ class ForwardPass {
       base += own;
       if (part.size() <= 0) continue;
       const Source source = source_of<T>(layer, call_.M);
+      const TrainingLayer* training = call_.training ? call_.training + i : nullptr;
       if (s + 1 == stages_) {
-        T* y = static_cast<T*>(call_.y[group_ ? i : 0]) + block_begin * layer.N;
-        LayerWork<T, T>{layer, source, in.data, in.ld, {y, layer.N, false}}.run(rows, part);
+        T* y = static_cast<T*>(call_.y[group_ ? i : 0]);
+        if (y) y += block_begin * layer.N;
+        const LayerWork<T, T> work{layer,    source,     in.data, in.ld, {y, layer.N, false},
+                                   training, block_begin};
+        work.run(rows, part);
       } else {
-        LayerWork<T, C>{layer, source, in.data, in.ld, {b.hidden[s % 2], hidden_ld_, true}}.run(
-            rows, part);
+        const LayerWork<T, C> work{
+            layer,    source,     in.data, in.ld, {b.hidden[s % 2], hidden_ld_, true},
+            training, block_begin};
+        work.run(rows, part);
       }
     }
   }

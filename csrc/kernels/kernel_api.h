@@ -38,24 +38,64 @@ struct Layer {
   const void* packed = nullptr;  // panels made by `pack`; if set, the products are not read
 };
 
+// What a layer keeps and drops in training: the forward writes z and up, the backward reads them.
+// All are [M, N] and contiguous.
+struct TrainingLayer {
+  void* z = nullptr;              // pre-activations, the gate's if gated; null: not kept
+  void* up = nullptr;             // gated: the pre-activations of up
+  const uint8_t* mask = nullptr;  // dropout of the output: bits in rows of whole bytes; or null
+  double scale = 1;               // of the values that are not dropped
+};
+
+// Where the gradients of one product go; null where none is needed.
+struct ProductGradient {
+  void* weight = nullptr;
+  int64_t stride_n = 0, stride_k = 0;
+  void* bias = nullptr;
+  int64_t bias_stride = 0;
+};
+struct LayerGradient {
+  ProductGradient up, gate;
+};
+
 struct Call {
   DType dtype = DType::f32;
   const Layer* layers = nullptr;
   int count = 0;
   const void* x = nullptr;  // [M, K], unit stride in K
   int64_t M = 0, ldx = 0;
-  void* const* y = nullptr;  // one output for a chain, `count` for a group; contiguous
-  int threads = 1;           // at most; small work uses one, and OpenMP may grant fewer
+  void* const* y = nullptr;  // one output for a chain, `count` for a group; contiguous. A null
+                             // output is not written
+  const TrainingLayer* training = nullptr;  // one per layer, or null
+  int threads = 1;  // at most; small work uses one, and OpenMP may grant fewer
+};
+
+// The gradients of a chain or group, from grad_y, the gradients of its outputs.
+struct BackwardCall {
+  DType dtype = DType::f32;
+  const Layer* layers = nullptr;
+  const TrainingLayer* training = nullptr;  // with z wherever the gradient depends on it
+  const LayerGradient* gradients = nullptr;
+  int count = 0;
+  bool group = false;
+  const void* x = nullptr;  // [M, K], unit stride in K
+  int64_t M = 0, ldx = 0;
+  const void* const* grad_y = nullptr;  // one for a chain, `count` for a group; contiguous
+  void* grad_x = nullptr;               // [M, K], contiguous; null if not needed
+  int threads = 1;
 };
 
 // How a call was carried out, for tests and reports.
 struct Run {
   const char* isa = "";
-  const char* weights = "";    // "packed", "natural", "repacked" (panels made during the call)
-  const char* partition = "";  // "single", "rows", "columns"
+  const char* pass = "forward";  // or "backward"
+  const char* weights = "";      // "packed", "natural", "repacked" (panels made during the call)
+  const char* partition = "";    // "single", "rows", "columns"
   int threads = 0;
   int64_t M = 0;
-  uint64_t calls = 0;  // by this thread so far
+  uint64_t calls = 0;      // forward passes by this thread so far
+  int products = 0;        // that the last backward computed
+  uint64_t backwards = 0;  // backward passes by this thread so far
 };
 
 struct Kernels {
@@ -63,6 +103,7 @@ struct Kernels {
   int lanes_f32;
   void (*run_chain)(const Call&, Run&);
   void (*run_group)(const Call&, Run&);
+  void (*run_backward)(const BackwardCall&, Run&);
   // Packed form of one layer: panels of weights, then the bias in the compute type, padded to
   // panels.
   size_t (*packed_bytes)(const Layer&, DType);

@@ -1,4 +1,5 @@
 // The table of functions of one instruction set. This file is compiled once for each.
+#include "backward_pass.h"
 #include "forward_pass.h"
 #include "kernel_api.h"
 #include "machine_probes.h"
@@ -30,10 +31,19 @@ void with_type(DType dtype, F&& f) {
 
 void run(const Call& call, bool group, Run& run) {
   run.isa = TW_STRING(TORCHWELD_ISA);
+  run.pass = "forward";
   run.M = call.M;
   ++run.calls;
   with_type(call.dtype,
             [&](auto element) { ForwardPass<decltype(element)>(call, group).run(run); });
+}
+
+void run_backward(const BackwardCall& call, Run& run) {
+  run.isa = TW_STRING(TORCHWELD_ISA);
+  run.pass = "backward";
+  run.M = call.M;
+  ++run.backwards;
+  with_type(call.dtype, [&](auto element) { BackwardPass<decltype(element)>(call).run(run); });
 }
 
 const Kernels table = {
@@ -41,6 +51,7 @@ const Kernels table = {
     kLanes<float>,
     [](const Call& call, Run& r) { run(call, false, r); },
     [](const Call& call, Run& r) { run(call, true, r); },
+    [](const BackwardCall& call, Run& r) { run_backward(call, r); },
     [](const Layer& layer, DType dtype) {
       size_t bytes = 0;
       with_type(dtype, [&](auto e) { bytes = packed_layer_bytes<decltype(e)>(layer); });

@@ -31,6 +31,49 @@ Source source_of(const Layer& layer, int64_t M) {
   return Source::repacked;
 }
 
+// Heights of tiles differ by at most one: 8 rows as 4 + 4, not 6 + 2.
+struct Tiling {
+  Range rows;
+  int64_t count, least, taller;  // the first `taller` have one row more than `least`
+
+  Tiling(Range rows, int64_t most)
+      : rows(rows),
+        count((rows.size() + most - 1) / most),
+        least(rows.size() / count),
+        taller(rows.size() % count) {}
+
+  int64_t tallest() const { return least + (taller > 0); }
+
+  template <class F>
+  void each(F&& body) const {
+    int64_t begin = rows.begin;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t end = begin + least + (i < taller);
+      body(Range{begin, end}, i);
+      begin = end;
+    }
+  }
+};
+
+// How many steps of K of up to 128 rows of A fit into half of L2, in whole running sums.
+template <class C>
+int64_t block_of_K(int64_t M) {
+  const int64_t fits = torchweld::l2_bytes() / 2 / (std::min<int64_t>(M, 128) * int64_t(sizeof(C)));
+  return std::clamp<int64_t>(fits / kRunningSum, 1, 3) * kRunningSum;
+}
+
+// Calls body(first, count) for groups of panels that one tile takes at once: at_once of them,
+// and fewer at the end.
+template <class F>
+void for_panel_groups(Range panels, int at_once, F&& body) {
+  for (int64_t p = panels.begin; p < panels.end;) {
+    int np = at_once;
+    while (np > panels.end - p) np /= 2;
+    body(p, np);
+    p += np;
+  }
+}
+
 // One thread's part of one layer: rows x panels of A[rows, K] -> out.
 template <class T, class D>
 struct LayerWork {
@@ -40,6 +83,8 @@ struct LayerWork {
   const C* A;
   int64_t lda;
   Destination<D> to;
+  const TrainingLayer* training = nullptr;
+  int64_t first_row = 0;  // what row of the call A begins with
 
   void run(Range rows, Range panels) const {
     if (rows.size() <= 0 || panels.size() <= 0) return;
@@ -52,57 +97,18 @@ struct LayerWork {
  private:
   static constexpr int P = kPanel<C>;
 
-  void finish(Finish<C, D> f, const C* tile, int64_t ldt, Range rows, int64_t panel) const {
+  void finish(Finish<T, D> f, const C* tile, int64_t ldt, Range rows, int64_t panel) const {
     C own[P];
     const C* bias = own;
     if (layer.packed)
       bias = packed_bias<T>(layer) + panel * P;
     else
       panel_bias<T>(layer, panel, own);
-    f(tile, ldt, rows.size(), bias, layer, panel, to.data + rows.begin * to.ld, to.ld, to.padded);
-  }
-
-  // Heights of tiles differ by at most one: 8 rows as 4 + 4, not 6 + 2.
-  struct Tiling {
-    Range rows;
-    int64_t count, least, taller;  // the first `taller` have one row more than `least`
-
-    Tiling(Range rows, int64_t most)
-        : rows(rows),
-          count((rows.size() + most - 1) / most),
-          least(rows.size() / count),
-          taller(rows.size() % count) {}
-
-    int64_t tallest() const { return least + (taller > 0); }
-
-    template <class F>
-    void each(F&& body) const {
-      int64_t begin = rows.begin;
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t end = begin + least + (i < taller);
-        body(Range{begin, end}, i);
-        begin = end;
-      }
-    }
-  };
-
-  // How many steps of K of up to 128 rows of A fit into half of L2, in whole running sums.
-  static int64_t block_of_K(int64_t M) {
-    const int64_t fits =
-        torchweld::l2_bytes() / 2 / (std::min<int64_t>(M, 128) * int64_t(sizeof(C)));
-    return std::clamp<int64_t>(fits / kRunningSum, 1, 3) * kRunningSum;
-  }
-
-  // Calls body(first, count) for groups of panels that one tile takes at once: at_once of them,
-  // and fewer at the end.
-  template <class F>
-  static void for_groups(Range panels, int at_once, F&& body) {
-    for (int64_t p = panels.begin; p < panels.end;) {
-      int np = at_once;
-      while (np > panels.end - p) np /= 2;
-      body(p, np);
-      p += np;
-    }
+    D* out = to.data ? to.data + rows.begin * to.ld : nullptr;
+    if (!training)
+      return f(tile, ldt, rows.size(), bias, layer, panel, out, to.ld, to.padded, nullptr);
+    const TrainingRows<T> kept(*training, layer.N, first_row + rows.begin);
+    f(tile, ldt, rows.size(), bias, layer, panel, out, to.ld, to.padded, &kept);
   }
 
   // With few rows, packed weights are bound by memory, and a core reads two streams faster than one
@@ -116,7 +122,7 @@ struct LayerWork {
   }
 
   void run_panels(Range rows, Range panels) const {
-    const Finish<C, D> f = finish_for<C, D>(layer);
+    const Finish<T, D> f = finish_for<T, D>(layer);
     const int64_t K = layer.K, M = rows.size();
     const Tiling tiles(rows, kMaxRows);
     const int at_once = panels_at_once(int(tiles.tallest()));
@@ -124,7 +130,9 @@ struct LayerWork {
     // K is split into blocks, and the sums of `chunk` panels are kept from block to block. The sums
     // of each group lie close together: rows 4 KB apart would evict each other from L1 (51 against
     // 98 GFLOP/s).
-    const int64_t block_K = std::min(K, pairs ? kRunningSum : tiles.count == 1 ? K : block_of_K(M));
+    const int64_t block_K = std::min(K, pairs              ? kRunningSum
+                                        : tiles.count == 1 ? K
+                                                           : block_of_K<C>(M));
     const int64_t chunk =
         pairs ? 2
         : block_K == K
@@ -136,7 +144,7 @@ struct LayerWork {
       const Range part{first, std::min(first + chunk, panels.end)};
       for (int64_t k = 0; k < K; k += block_K) {
         const int64_t k_stop = std::min(k + block_K, K);
-        for_groups(part, at_once, [&](int64_t p, int np) {
+        for_panel_groups(part, at_once, [&](int64_t p, int np) {
           PanelJob<T> job = block_of(p, np, k, k_stop);
           job.lda = lda;
           job.ldo = np * P;
@@ -154,7 +162,7 @@ struct LayerWork {
           });
         });
       }
-      for_groups(part, at_once, [&](int64_t p, int np) {
+      for_panel_groups(part, at_once, [&](int64_t p, int np) {
         for (int i = 0; i < np; ++i)
           finish(f, sums + (p - first) * M * P + i * P, np * P, rows, p + i);
       });
@@ -228,7 +236,7 @@ struct LayerWork {
   // Tiles of neighbouring outputs would read streams of one row each: from memory, long ones are
   // 1.1 to 1.3 times as fast at one row, and 1.4 to 1.6 times at 2 to 16 rows (Zen 3).
   void run_dots(Range rows, Range panels) const {
-    const Finish<C, D> f = finish_for<C, D>(layer);
+    const Finish<T, D> f = finish_for<T, D>(layer);
     const Tiling tiles(rows, TileTable<T>::kDotRows);
     const bool near = layer.K * layer.N * int64_t(sizeof(T)) < torchweld::l2_bytes() / 2;
     const int at_once = TileTable<T>::dots_at_once(tiles.tallest(), near);

@@ -100,13 +100,9 @@ class PhaseCursor {
   template <class F>
   void run(int64_t rows, int64_t columns, double micros, F&& part) {
     const int64_t pieces = pieces_of(columns, micros, team_.size);
-    if (pieces > team_.size) {
-      // A thread that has failed goes on drawing, so that all count the same tickets.
-      for (int64_t piece; (piece = draw() - first_) < pieces;)
-        team_.attempt([&] { part(Range{0, rows}, share(columns, piece, pieces)); });
-      first_ += pieces + team_.size;  // each thread drew one in vain
-      return;
-    }
+    if (pieces > team_.size)
+      return draw(pieces,
+                  [&](int64_t piece) { part(Range{0, rows}, share(columns, piece, pieces)); });
     const int t = team_.thread, across = columns_of_grid(rows, columns, team_.size);
     const int down = team_.size / across;
     if (t < across * down)
@@ -114,8 +110,16 @@ class PhaseCursor {
           [&] { part(share(rows, t / across, down), share(columns, t % across, across)); });
   }
 
+  // Calls part(piece) for the pieces that this thread draws. The caller waits before the next phase.
+  template <class F>
+  void draw(int64_t pieces, F&& part) {
+    // A thread that has failed goes on drawing, so that all count the same tickets.
+    for (int64_t piece; (piece = ticket() - first_) < pieces;) team_.attempt([&] { part(piece); });
+    first_ += pieces + team_.size;  // each thread drew one in vain
+  }
+
  private:
-  int64_t draw() { return tickets_.fetch_add(1, std::memory_order_relaxed); }
+  int64_t ticket() { return tickets_.fetch_add(1, std::memory_order_relaxed); }
 
   // No more pieces than threads: the phase is cut into equal shares.
   static int64_t pieces_of(int64_t columns, double micros, int threads) {

@@ -3,6 +3,7 @@
 // destination type; each part of a layer chooses one.
 #pragma once
 #include "activations.h"
+#include "training_rows.h"
 #include "weight_panels.h"
 
 namespace {
@@ -16,13 +17,16 @@ struct Destination {
   bool padded;
 };
 
-template <class C, class D>
-using Finish = void (*)(const C* tile, int64_t ldt, int64_t rows, const C* bias, const Layer& layer,
-                        int64_t panel, D* out, int64_t ldo, bool padded);
+template <class T, class D>
+using Finish = void (*)(const compute_t<T>* tile, int64_t ldt, int64_t rows,
+                        const compute_t<T>* bias, const Layer& layer, int64_t panel, D* out,
+                        int64_t ldo, bool padded, const TrainingRows<T>* training);
 
-template <Act act, bool gated, class C, class D>
-void finish_tile(const C* tile, int64_t ldt, int64_t rows, const C* bias, const Layer& layer,
-                 int64_t panel, D* out, int64_t ldo, bool padded) {
+template <Act act, bool gated, class T, class D>
+void finish_tile(const compute_t<T>* tile, int64_t ldt, int64_t rows, const compute_t<T>* bias,
+                 const Layer& layer, int64_t panel, D* out, int64_t ldo, bool padded,
+                 const TrainingRows<T>* training) {
+  using C = compute_t<T>;
   constexpr int L = kLanes<C>, kOutputs = gated ? 1 : 2;
   const C p0 = C(layer.p0), p1 = C(layer.p1);
   const Vec<C> bias0 = load(bias), bias1 = load(bias + L);
@@ -33,8 +37,17 @@ void finish_tile(const C* tile, int64_t ldt, int64_t rows, const C* bias, const 
     const Mask<C> real = first_lanes<C>(valid);
     for (int64_t m = 0; m < rows; ++m) {
       const C* sums = tile + m * ldt + h * L;
-      Vec<C> value = activate<act>(load(sums) + (h ? bias1 : bias0), p0, p1);
-      if constexpr (gated) value *= load(sums + L) + bias1;
+      const Vec<C> z = load(sums) + (h ? bias1 : bias0);
+      Vec<C> value = activate<act>(z, p0, p1), up{};
+      if constexpr (gated) {
+        up = load(sums + L) + bias1;
+        value *= up;
+      }
+      if (training) {
+        training->keep(m, n, z, up);
+        if (training->mask) value *= training->factors(m, n);
+        if (!out) continue;
+      }
       D* to = out + m * ldo + n;
       if (valid >= L)
         store(to, value);
@@ -46,12 +59,12 @@ void finish_tile(const C* tile, int64_t ldt, int64_t rows, const C* bias, const 
   }
 }
 
-template <class C, class D>
-Finish<C, D> finish_for(const Layer& layer) {
+template <class T, class D>
+Finish<T, D> finish_for(const Layer& layer) {
   switch (layer.act) {
 #define ACTIVATION(name, ...) \
   case Act::name:             \
-    return layer.gated ? finish_tile<Act::name, true, C, D> : finish_tile<Act::name, false, C, D>;
+    return layer.gated ? finish_tile<Act::name, true, T, D> : finish_tile<Act::name, false, T, D>;
 #include "activations.inc"
 #undef ACTIVATION
   }

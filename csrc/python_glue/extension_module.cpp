@@ -13,6 +13,7 @@
 #include "pack_object.h"
 #include "python_errors.h"
 #include "rolling_object.h"
+#include "torch_glue/gradient_pool.h"
 #include "torch_glue/torch_ops.h"
 
 namespace {
@@ -60,9 +61,10 @@ PyObject* choose_isa(PyObject*, PyObject* name) {
 }
 PyObject* last_run(PyObject*, PyObject*) {
   const torchweld::Run& run = torchweld::last_run();
-  return Py_BuildValue("{s:s,s:s,s:s,s:i,s:L,s:K}", "isa", run.isa, "weights", run.weights,
-                       "partition", run.partition, "threads", run.threads, "rows", (long long)run.M,
-                       "calls", (unsigned long long)run.calls);
+  return Py_BuildValue("{s:s,s:s,s:s,s:s,s:i,s:L,s:K,s:i,s:K}", "isa", run.isa, "pass", run.pass,
+                       "weights", run.weights, "partition", run.partition, "threads", run.threads,
+                       "rows", (long long)run.M, "calls", (unsigned long long)run.calls, "products",
+                       run.products, "backwards", (unsigned long long)run.backwards);
 }
 using Probe = double (*)(torchweld::DType, int threads, double seconds);
 PyObject* probed(Probe probe, PyObject* args) {
@@ -102,6 +104,23 @@ PyObject* limit_scratch(PyObject*, PyObject* bytes) {
   Py_RETURN_NONE;
 }
 
+// ---- memory of gradients ----
+PyObject* gradient_pool(PyObject*, PyObject*) {
+  const auto state = torchweld::GradientPool::instance().state();
+  return Py_BuildValue("{s:n,s:n,s:n}", "in_use", Py_ssize_t(state.in_use), "idle",
+                       Py_ssize_t(state.idle), "limit", Py_ssize_t(state.limit));
+}
+PyObject* release_gradient_pool(PyObject*, PyObject*) {
+  torchweld::GradientPool::instance().release();
+  Py_RETURN_NONE;
+}
+PyObject* limit_gradient_pool(PyObject*, PyObject* bytes) {
+  const size_t most = PyLong_AsSize_t(bytes);
+  if (PyErr_Occurred()) return nullptr;
+  torchweld::GradientPool::instance().limit(most);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL,
      "forward(module, x) -> Tensor | None"},
@@ -114,6 +133,9 @@ PyMethodDef methods[] = {
      "probe_native(dtype, threads, seconds) -> GFLOP/s by the CPU's own instruction; 0: none"},
     {"probe_read", probe_read, METH_VARARGS, "probe_read(bytes, threads, seconds) -> GB/s"},
     {"limit_scratch", limit_scratch, METH_O, "For tests: a larger buffer is out of memory."},
+    {"gradient_pool", gradient_pool, METH_NOARGS, "Bytes in use, idle, and the most to keep idle."},
+    {"release_gradient_pool", release_gradient_pool, METH_NOARGS, "Gives idle memory back."},
+    {"limit_gradient_pool", limit_gradient_pool, METH_O, "Keep at most so many bytes idle."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT,

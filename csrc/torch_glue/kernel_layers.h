@@ -27,7 +27,8 @@ inline Product product_of(const LayerSpec& s, const Tensor& w, const Tensor* bia
 }
 // Every `step`-th output of a product, from output `skip` on.
 inline Product part_of(Product p, int64_t skip, int64_t step, size_t element) {
-  p.weight = static_cast<const char*>(p.weight) + skip * p.stride_n * int64_t(element);
+  if (p.weight)
+    p.weight = static_cast<const char*>(p.weight) + skip * p.stride_n * int64_t(element);
   p.stride_n *= step;
   if (p.bias) {
     p.bias = static_cast<const char*>(p.bias) + skip * p.bias_stride * int64_t(element);
@@ -38,13 +39,33 @@ inline Product part_of(Product p, int64_t skip, int64_t step, size_t element) {
 
 using Layers = c10::SmallVector<Layer, 4>;
 
+// The products of a layer that keeps gate and up in one weight, or in two, or has no gate. `first`
+// is the product of the first weight, `second` that of the second, if there is one.
+struct LayerProducts {
+  Product up, gate;
+};
+inline LayerProducts products_of(Gate gate, Product first, Product second, int64_t N, size_t e) {
+  switch (gate) {
+    case Gate::none:
+      return {first, {}};
+    case Gate::separate:
+      return {second, first};
+    case Gate::first:
+      return {part_of(first, N, 1, e), first};
+    case Gate::second:
+      return {first, part_of(first, N, 1, e)};
+    case Gate::interleaved:
+      return {part_of(first, 1, 2, e), part_of(first, 0, 2, e)};
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 inline Layers natural_layers(TensorList params, const Spec& spec,
                              const std::vector<LayerSizes<int64_t>>& sizes, DType dtype) {
   Layers layers(spec.size());
   for (size_t i = 0; i < spec.size(); ++i) {
     const LayerTensors t = tensors_of(spec, i, params);
     const LayerSpec& s = spec[i];
-    const int step = s.bias ? 2 : 1;
     Layer& l = layers[i];
     l.K = sizes[i].K;
     l.N = sizes[i].N;
@@ -52,29 +73,14 @@ inline Layers natural_layers(TensorList params, const Spec& spec,
     l.p0 = s.p0;
     l.p1 = s.p1;
     l.gated = s.gated();
-    const Product one = product_of(s, t.list[0], s.bias ? &t.list[1] : nullptr);
-    const size_t e = size_of(dtype);
-    switch (s.gate) {
-      case Gate::none:
-        l.up = one;
-        break;
-      case Gate::separate:
-        l.gate = one;
-        l.up = product_of(s, t.list[step], s.bias ? &t.list[step + 1] : nullptr);
-        break;
-      case Gate::first:
-        l.gate = one;
-        l.up = part_of(one, l.N, 1, e);
-        break;
-      case Gate::second:
-        l.up = one;
-        l.gate = part_of(one, l.N, 1, e);
-        break;
-      case Gate::interleaved:
-        l.gate = part_of(one, 0, 2, e);
-        l.up = part_of(one, 1, 2, e);
-        break;
-    }
+    const auto product = [&](int w) {
+      const int at = w * (s.bias ? 2 : 1);
+      return product_of(s, t.list[at], s.bias ? &t.list[at + 1] : nullptr);
+    };
+    const LayerProducts products = products_of(
+        s.gate, product(0), s.weights() > 1 ? product(1) : Product{}, l.N, size_of(dtype));
+    l.up = products.up;
+    l.gate = products.gate;
   }
   return layers;
 }

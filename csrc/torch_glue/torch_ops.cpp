@@ -13,13 +13,12 @@
 // argument_checks.h refuses, kernel_layers.h and packed_weights.h find the weights, autograd.cpp
 // has gradients and autocast.
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <sstream>
 
 #include "composed_block.h"
+#include "kernel_calls.h"
 #include "kernel_layers.h"
 #include "packed_copies.h"
 #include "packed_weights.h"
@@ -29,57 +28,15 @@ namespace torchweld {
 
 namespace {
 
-thread_local Run last_run_of_thread;
-
-// x as rows of features. It is copied only if its rows are not one stride apart.
-struct Rows {
-  Tensor x;  // keeps the memory
-  int64_t M, ld;
-};
-Rows rows_of(const Tensor& x) {
-  const int64_t K = x.size(-1), M = K ? x.numel() / K : 0;
-  if (x.is_contiguous()) return {x, M, K};
-  if (x.dim() == 2 && x.stride(1) == 1 && x.stride(0) >= 0) return {x, M, x.stride(0)};
-  return {x.contiguous(), M, K};
-}
-
-int threads_to_use() {
-  return in_forked_child() || at::in_parallel_region() ? 1 : at::get_num_threads();
-}
-
-Tensor output_like(const Tensor& x, int64_t N) {
-  at::DimVector sizes(x.sizes());
-  sizes.back() = N;
-  // below the dispatcher, which would only cost time here
-  return at::detail::empty_cpu(sizes, x.scalar_type());
-}
-
-void run(const Tensor& x, const Layers& layers, bool group, c10::ArrayRef<Tensor> ys) {
-  const Rows rows = rows_of(x);
-  if (rows.M == 0) return;
-  c10::SmallVector<void*, 8> pointers;
-  for (const Tensor& y : ys) pointers.push_back(y.mutable_data_ptr());
-  Call call;
-  call.dtype = dtype_of(x, "x");
-  call.layers = layers.data();
-  call.count = int(layers.size());
-  call.x = rows.x.const_data_ptr();
-  call.M = rows.M;
-  call.ldx = rows.ld;
-  call.y = pointers.data();
-  call.threads = threads_to_use();
-  const Kernels& k = kernels_in_use();
-  (group ? k.run_group : k.run_chain)(call, last_run_of_thread);
-}
 Tensor run_chain(const Tensor& x, const Layers& layers) {
   const Tensor y = output_like(x, layers.back().N);
-  run(x, layers, false, y);
+  run_forward(x, layers, false, y);
   return y;
 }
 std::vector<Tensor> run_group(const Tensor& x, const Layers& layers) {
   std::vector<Tensor> ys;
   for (const Layer& layer : layers) ys.push_back(output_like(x, layer.N));
-  run(x, layers, true, ys);
+  run_forward(x, layers, true, ys);
   return ys;
 }
 
@@ -92,17 +49,12 @@ bool multiplies_bf16() {
 #endif
 }
 
-void note_composed(const Tensor& x) {
-  Run& run = last_run_of_thread;
-  run = {"", "composed", "", 0, x.numel() / x.size(-1), run.calls + 1};
-}
-
 // ---- CPU ----
 Tensor chain_cpu(const Tensor& x, TensorList params, std::string_view text) {
   const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_all<int64_t>(x, params, spec, false);
   if (composition_is_faster(x, params)) {
-    note_composed(x);
+    note_composed(x, "forward");
     return composed_chain(x, params, text);
   }
   return run_chain(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
@@ -111,7 +63,7 @@ std::vector<Tensor> group_cpu(const Tensor& x, TensorList params, std::string_vi
   const Spec& spec = spec_without_dropout(text);
   const auto sizes = check_all<int64_t>(x, params, spec, true);
   if (composition_is_faster(x, params)) {
-    note_composed(x);
+    note_composed(x, "forward");
     return composed_group(x, params, text);
   }
   return run_group(x, natural_layers(params, spec, sizes, dtype_of(x, "x")));
@@ -194,7 +146,10 @@ std::vector<at::Tag> tags_of(std::string_view schema) {
 
 }  // namespace
 
-const Run& last_run() { return last_run_of_thread; }
+Run& last_run() {
+  thread_local Run run;
+  return run;
+}
 
 // Our kernels compute in fp32. Where the CPU multiplies bf16 at twice that rate, torch's own
 // product is faster on big calls: on Zen 4 1.08 times at 8 rows of 768 -> 3072 and 2.0 times at 128

@@ -6,7 +6,7 @@
 
 namespace torchweld {
 
-const Run& last_run();  // of the calling thread
+Run& last_run();  // of the calling thread
 
 // Whether torch's own ops are faster for a chain on CPU; `chain` then uses them.
 bool composition_is_faster(const at::Tensor& x, at::TensorList params);

@@ -8,6 +8,8 @@
 
 #include "argument_checks.h"
 #include "composed_backward.h"
+#include "gradient_pool.h"
+#include "kernel_calls.h"
 #include "training_ops.h"
 
 namespace torchweld {
@@ -176,6 +178,200 @@ std::vector<Tensor> group_backward_composed(TensorList grads, const Tensor& x, T
                      needed.data());
 }
 
+// ---- Kernels ----
+c10::SmallVector<TrainingLayer, 4> training_layers(const Spec& spec, bool group, TensorList saved,
+                                                   TensorList masks) {
+  c10::SmallVector<TrainingLayer, 4> layers(spec.size());
+  size_t next_saved = 0, next_mask = 0;
+  for (size_t i = 0; i < spec.size(); ++i) {
+    const size_t count = saved_count(spec[i], group || i + 1 == spec.size());
+    if (!saved.empty() && count > 0) layers[i].z = saved[next_saved].data_ptr();
+    if (!saved.empty() && count > 1) layers[i].up = saved[next_saved + 1].data_ptr();
+    next_saved += count;
+    if (spec[i].drop == 0) continue;
+    layers[i].mask = masks[next_mask++].const_data_ptr<uint8_t>();
+    // In float, as eager divides; float64 keeps its digits.
+    layers[i].scale = 1 / (1 - spec[i].drop);
+  }
+  return layers;
+}
+std::vector<Tensor> contiguous(TensorList list) {
+  std::vector<Tensor> found;
+  for (const Tensor& t : list) found.push_back(t.contiguous());
+  return found;
+}
+void append_saved(std::vector<Tensor>& results, const Tensor& x, const Spec& spec, bool group,
+                  const std::vector<LayerSizes<int64_t>>& sizes) {
+  for (size_t i = 0; i < spec.size(); ++i)
+    for (size_t j = saved_count(spec[i], group || i + 1 == spec.size()); j > 0; --j)
+      results.push_back(output_like(x, sizes[i].N));
+}
+
+std::vector<Tensor> chain_saving_cpu(const Tensor& x, TensorList params, TensorList given_masks,
+                                     std::string_view text, bool save) {
+  const Spec& spec = spec_of(text);
+  const auto sizes = check_all<int64_t>(x, params, spec, false);
+  check_training(x, given_masks, spec, sizes);
+  if (composition_is_faster(x, params)) {
+    note_composed(x, "forward");
+    return composed_saving(x, params, given_masks, spec, save);
+  }
+  const std::vector<Tensor> masks = contiguous(given_masks);
+  std::vector<Tensor> results{output_like(x, sizes.back().N)};
+  if (save) append_saved(results, x, spec, false, sizes);
+  const Layers layers = natural_layers(params, spec, sizes, dtype_of(x, "x"));
+  const auto training = training_layers(spec, false, TensorList(results).slice(1), masks);
+  const bool plain = results.size() == 1 && masks.empty();
+  run_forward(x, layers, false, results[0], plain ? nullptr : training.data());
+  return results;
+}
+std::vector<Tensor> group_saving_cpu(const Tensor& x, TensorList params, std::string_view text) {
+  const Spec& spec = spec_without_dropout(text);
+  const auto sizes = check_all<int64_t>(x, params, spec, true);
+  if (composition_is_faster(x, params)) {
+    note_composed(x, "forward");
+    return group_saving_composed(x, params, text);
+  }
+  std::vector<Tensor> results;
+  for (const auto& s : sizes) results.push_back(output_like(x, s.N));
+  append_saved(results, x, spec, true, sizes);
+  const Layers layers = natural_layers(params, spec, sizes, dtype_of(x, "x"));
+  const auto training = training_layers(spec, true, TensorList(results).slice(spec.size()), {});
+  run_forward(x, layers, true, TensorList(results).slice(0, spec.size()),
+              results.size() == spec.size() ? nullptr : training.data());
+  return results;
+}
+
+// Pre-activations that were not saved. The last layer of a chain runs only if its own are needed.
+std::vector<Tensor> saved_again(const Tensor& x, const Spec& spec, bool group, const Layers& layers,
+                                const std::vector<LayerSizes<int64_t>>& sizes, TensorList masks) {
+  std::vector<Tensor> saved;
+  append_saved(saved, x, spec, group, sizes);
+  if (saved.empty()) return saved;
+  const auto training = training_layers(spec, group, saved, masks);
+  const bool without_last = !group && saved_count(spec.back(), true) == 0;
+  const Layers run(layers.begin(), layers.end() - (without_last ? 1 : 0));
+  const std::vector<Tensor> nowhere(group ? layers.size() : 1);
+  run_forward(x, run, group, nowhere, training.data());
+  return saved;
+}
+
+// Weight gradients come from the pool where rows are few. It keeps their memory through the next
+// forward, when eager would have none of it; an eighth of that for the activations is less than
+// what we save of them.
+bool gradients_from_pool(const Tensor& x, const Spec& spec, TensorList params, const Flags& needed,
+                         const std::vector<LayerSizes<int64_t>>& sizes) {
+  double gradients = 0, activations = double(x.size(-1));
+  for (size_t i = 0; i < params.size(); ++i)
+    if (needed[1 + i]) gradients += double(params[i].numel());
+  for (size_t i = 0; i < spec.size(); ++i)
+    activations += double(sizes[i].N) * (spec[i].gated() ? 4 : 2);
+  return activations * double(x.numel() / x.size(-1)) * 8 <= gradients;
+}
+constexpr int64_t kPooledBytes = 256 << 10;  // smaller ones malloc keeps
+
+// The gradients that are needed, x's first, and where the kernels write those of each layer.
+struct GradientTensors {
+  std::vector<Tensor> needed;
+  Tensor of_x;
+  c10::SmallVector<LayerGradient, 4> layers;
+};
+ProductGradient gradient_of(const Product& p) {
+  return {const_cast<void*>(p.weight), p.stride_n, p.stride_k, const_cast<void*>(p.bias),
+          p.bias_stride};
+}
+GradientTensors make_gradients(const Tensor& x, TensorList params, const Spec& spec,
+                               const Flags& needed, const std::vector<LayerSizes<int64_t>>& sizes) {
+  GradientTensors made;
+  if (needed[0]) made.needed.push_back(made.of_x = output_like(x, x.size(-1)));
+  const bool pooled = gradients_from_pool(x, spec, params, needed, sizes);
+  std::vector<Tensor> all(params.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!needed[1 + i]) continue;
+    const bool large = params[i].nbytes() >= size_t(kPooledBytes);
+    all[i] = pooled && large
+                 ? GradientPool::instance().empty(params[i].sizes(), params[i].scalar_type())
+                 : at::detail::empty_cpu(params[i].sizes(), params[i].scalar_type());
+    made.needed.push_back(all[i]);
+  }
+  size_t next = 0;
+  for (size_t i = 0; i < spec.size(); ++i) {
+    const LayerSpec& s = spec[i];
+    const auto product = [&](int w) {
+      const Tensor& weight = all[next + size_t(w * (s.bias ? 2 : 1))];
+      Product p;
+      if (weight.defined()) p = product_of(s, weight, nullptr);
+      const Tensor* bias = s.bias ? &all[next + size_t(w * 2 + 1)] : nullptr;
+      if (bias && bias->defined()) {
+        p.bias = bias->data_ptr();
+        p.bias_stride = 1;
+      }
+      return p;
+    };
+    const LayerProducts products = products_of(
+        s.gate, product(0), s.weights() > 1 ? product(1) : Product{}, sizes[i].N, x.element_size());
+    made.layers.push_back({gradient_of(products.up), gradient_of(products.gate)});
+    next += size_t(s.tensors());
+  }
+  return made;
+}
+
+std::vector<Tensor> backward_cpu(TensorList grads, const Tensor& x, TensorList params,
+                                 TensorList given_saved, TensorList given_masks, const Spec& spec,
+                                 const Flags& needed, bool group) {
+  const auto sizes = check_backward<int64_t>(grads, x, params, given_saved, given_masks, spec,
+                                             needed.size(), group);
+  const auto dtype = dtype_of(x, "x");
+  const Rows rows = rows_of(x);
+  GradientTensors made = make_gradients(x, params, spec, needed, sizes);
+  if (rows.M == 0) {
+    for (Tensor& t : made.needed) t.zero_();
+    return made.needed;
+  }
+  const std::vector<Tensor> from = contiguous(grads), masks = contiguous(given_masks);
+  const Layers layers = natural_layers(params, spec, sizes, dtype);
+  const std::vector<Tensor> saved = given_saved.empty()
+                                        ? saved_again(x, spec, group, layers, sizes, masks)
+                                        : contiguous(given_saved);
+  const auto training = training_layers(spec, group, saved, masks);
+  c10::SmallVector<const void*, 4> grad_y;
+  for (const Tensor& g : from) grad_y.push_back(g.const_data_ptr());
+  BackwardCall call;
+  call.dtype = dtype;
+  call.layers = layers.data();
+  call.training = training.data();
+  call.gradients = made.layers.data();
+  call.count = int(layers.size());
+  call.group = group;
+  call.x = rows.x.const_data_ptr();
+  call.M = rows.M;
+  call.ldx = rows.ld;
+  call.grad_y = grad_y.data();
+  call.grad_x = made.of_x.defined() ? made.of_x.mutable_data_ptr() : nullptr;
+  call.threads = threads_to_use();
+  kernels_in_use().run_backward(call, last_run());
+  return made.needed;
+}
+std::vector<Tensor> chain_backward_cpu(const Tensor& grad, const Tensor& x, TensorList params,
+                                       TensorList saved, TensorList masks, std::string_view text,
+                                       c10::List<bool> list) {
+  if (x.dim() > 0 && composition_is_faster(x, params)) {
+    note_composed(x, "backward");
+    return chain_backward_composed(grad, x, params, saved, masks, text, std::move(list));
+  }
+  return backward_cpu(grad, x, params, saved, masks, spec_of(text), flags_of(list), false);
+}
+std::vector<Tensor> group_backward_cpu(TensorList grads, const Tensor& x, TensorList params,
+                                       TensorList saved, std::string_view text,
+                                       c10::List<bool> list) {
+  if (x.dim() > 0 && composition_is_faster(x, params)) {
+    note_composed(x, "backward");
+    return group_backward_composed(grads, x, params, saved, text, std::move(list));
+  }
+  return backward_cpu(grads, x, params, saved, {}, spec_without_dropout(text), flags_of(list),
+                      true);
+}
+
 // ---- Meta ----
 Tensor values_meta(const Tensor& x, const c10::SymInt& features) {
   c10::SymDimVector sizes(x.sym_sizes());
@@ -237,7 +433,13 @@ std::vector<Tensor> group_backward_meta(TensorList grads, const Tensor& x, Tenso
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchweld, CPU, m) { m.impl("dropout_mask", TORCH_FN(dropout_mask_cpu)); }
+TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
+  m.impl("dropout_mask", TORCH_FN(dropout_mask_cpu));
+  m.impl("chain_saving", TORCH_FN(chain_saving_cpu));
+  m.impl("group_saving", TORCH_FN(group_saving_cpu));
+  m.impl("chain_backward", TORCH_FN(chain_backward_cpu));
+  m.impl("group_backward", TORCH_FN(group_backward_cpu));
+}
 TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
   m.impl("dropout_mask", TORCH_FN(dropout_mask_elsewhere));
   m.impl("chain_training", TORCH_FN(chain_training_below));

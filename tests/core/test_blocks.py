@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,15 @@ from tests.support.helpers import ISAS, fixed, kernel_runs, random_tensors, shap
 from tests.support.strategies import layer_forms
 
 import torchweld as tw
-from torchweld.core.blocks import GATES, Layer, LayerForm, format_spec, parse_spec, split_tensors
+from torchweld.core.blocks import (
+    GATES,
+    Layer,
+    LayerForm,
+    format_spec,
+    parse_spec,
+    split_tensors,
+    with_dropout,
+)
 from torchweld.core.errors import BlockError
 from torchweld.ops.backends import reference_backend
 
@@ -20,6 +30,34 @@ W, B = fixed(4, 3), fixed(4)
 @given(st.lists(layer_forms(), min_size=1, max_size=5))
 def test_parsing_undoes_formatting(forms: list[LayerForm]) -> None:
     assert parse_spec(format_spec(forms)) == tuple(forms)
+
+
+probabilities = st.floats(0, 1, exclude_min=True, exclude_max=True)
+
+
+@given(layer_forms(), probabilities)
+def test_dropout_is_a_flag_with_every_digit(form: LayerForm, probability: float) -> None:
+    dropping = replace(form, dropout=probability)
+    assert parse_spec(str(dropping)) == (dropping,)
+    assert str(dropping) == f"{form}/drop:{probability!r}"
+
+
+def test_dropout_is_given_to_each_layer() -> None:
+    forms = parse_spec("gelu/b;identity/b")
+    assert format_spec(with_dropout(forms, (0.1, 0.0))) == "gelu/b/drop:0.1;identity/b"
+    assert with_dropout(forms, ()) == forms
+
+
+def test_what_is_no_probability_is_refused() -> None:
+    with pytest.raises(BlockError, match=r"dropout=1\.5; allowed is 0 ≤ dropout < 1"):
+        LayerForm(dropout=1.5)
+
+
+@pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
+@pytest.mark.parametrize("op", ["chain", "group"])
+def test_ops_for_inference_refuse_dropout(op: str) -> None:
+    with pytest.raises(ValueError, match="has dropout, which torchweld::chain_training alone"):
+        getattr(torch.ops.torchweld, op)(torch.randn(2, 3), [W], "gelu/drop:0.5")
 
 
 @pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
@@ -107,6 +145,10 @@ def test_biases_come_for_gate_and_up_or_for_none(layer: dict[str, torch.Tensor])
         ("gelu;", "unknown activation ''"),
         ("gelu/x", "unknown flag 'x' in a spec; there are: b t separate first"),
         ("elu:1,2,3", "takes 1 number"),
+        ("gelu/drop:0", "a probability above 0 and below 1 follows drop:"),
+        ("gelu/drop:1", "flag 'drop:1' in a spec"),
+        ("gelu/drop:", "flag 'drop:' in a spec"),
+        ("gelu/drop:0,5", "flag 'drop:0,5' in a spec"),
     ],
 )
 def test_both_languages_refuse_a_bad_spec_in_the_same_words(spec: str, message: str) -> None:

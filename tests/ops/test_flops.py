@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -86,11 +87,44 @@ def test_a_group_counts_all_its_members() -> None:
     assert flops(lambda: ops.group_packed(X, packed, spec)) == 2 * 6 * 8 * (4 + 16)
 
 
-def test_the_backward_pass_is_counted() -> None:
-    """It makes the hidden values anew, which is a product more than the original has."""
-    fused = tw.FusedMLP((8, 16, 8)).train()
+PRODUCT = 2 * 6 * 8 * 16
+# What is frozen -> products of the backward, if what it needs was saved: one per weight gradient,
+# one per input gradient on the way to what is needed.
+FROZEN = {"": 3, "up": 1, "down": 2, "up.weight": 2, "up down": 0}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_the_backward_pass_counts_what_it_needs(frozen: str, recompute: bool) -> None:
+    """Computing the hidden values again is a product more than the original has."""
+    fused = tw.FusedMLP((8, 16, 8), recompute=recompute).train()
+    for name in frozen.split():
+        for parameter in (p for n, p in fused.named_parameters() if n.startswith(name)):
+            parameter.requires_grad_(False)
     plain = nn.Sequential(fused.up, nn.GELU(), fused.down)
-    counts = [flops(lambda m=m: m(X).sum().backward()) for m in (plain, fused)]  # type: ignore[misc]
-    product = 2 * 6 * 8 * 16
-    assert counts[0] == 5 * product
-    assert counts[1] == 6 * product
+
+    def step(model: nn.Module) -> None:
+        y = model(X)
+        if y.requires_grad:
+            y.sum().backward()
+
+    products = FROZEN[frozen]
+    assert flops(lambda: step(plain)) == (2 + products) * PRODUCT
+    assert flops(lambda: step(fused)) == (2 + products + (recompute and products > 0)) * PRODUCT
+
+
+def test_a_single_linear_has_nothing_to_compute_again() -> None:
+    x, layer = X.clone().requires_grad_(), tw.Layer(torch.randn(16, 8, requires_grad=True))
+    for recompute in (True, False):
+        run = functools.partial(tw.mlp, x, [layer], recompute)
+        assert flops(lambda run=run: run().sum().backward()) == 3 * PRODUCT  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_backward_of_a_group(frozen: bool) -> None:
+    x = X.clone().requires_grad_()
+    weights = [torch.randn(16, 8, requires_grad=True), torch.randn(16, 8)]
+    weights[1].requires_grad_(not frozen)
+    ys = functools.partial(tw.linears, x, [tw.Layer(weights[0]), tw.Layer(weights[1])])
+    found = flops(lambda: torch.stack(ys()).sum().backward())
+    assert found == (2 + 2 + (1 if frozen else 2)) * PRODUCT

@@ -176,9 +176,9 @@ def test_autocast() -> None:
 def test_dropout_falls_between_the_layers_in_training(shape: dict[str, Any]) -> None:
     """The same random numbers as by hand, so the same elements are dropped."""
     mlp = tw.FusedMLP(**shape, dropout=0.4)
-    x, layers = torch.randn(5, 31), len(shape["sizes"]) - 1
+    x = torch.randn(5, 31)
     torch.manual_seed(5)
-    with kernel_runs("natural", calls=layers):
+    with kernel_runs("natural"):
         y = mlp(x)
     torch.manual_seed(5)
     torch.testing.assert_close(y, by_hand(mlp, x))
@@ -197,6 +197,116 @@ def test_dropout_has_gradients() -> None:
         grads.append(torch.autograd.grad(run(x).sum(), [x, *mlp.parameters()]))
     for got, expected in zip(*grads, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_dropout_is_drawn_without_gradients_too() -> None:
+    mlp, x = tw.FusedMLP((7, 9, 5), dropout=0.5), torch.randn(6, 7)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        y = mlp(x)
+    torch.manual_seed(7)
+    torch.testing.assert_close(y, by_hand(mlp, x))
+
+
+def test_dropout_set_later_counts_from_the_next_call_on() -> None:
+    mlp, x = tw.FusedMLP((7, 9, 9, 5)), torch.randn(6, 7)
+    for dropout in (0.5, 0.25, 0.0):
+        mlp.dropout = dropout
+        drop = f"/drop:{dropout}" * (dropout > 0)
+        assert mlp.__dict__["_spec"] == "gelu/b;gelu/b;identity/b"
+        assert mlp.__dict__["_training_spec"] == f"gelu/b{drop};gelu/b{drop};identity/b"
+        torch.manual_seed(7)
+        y = mlp(x)
+        torch.manual_seed(7)
+        torch.testing.assert_close(y, by_hand(mlp, x))
+
+
+# ---- what is kept for the backward ----
+
+
+def kept_bytes(run: Callable[[], Tensor], *given: Tensor) -> int:
+    """Of what autograd keeps of a call, other than the tensors that it was given."""
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        found[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = run()
+    for tensor in (*given, y):
+        found.pop(tensor.data_ptr(), None)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gated", [False, True])
+def test_recompute_says_what_is_kept(gated: bool, training: bool) -> None:
+    mlp = tw.FusedMLP((16, 64, 16), gated=gated, recompute=True).train(training)
+    x = torch.randn(8, 16, requires_grad=True)
+    given = (x, *mlp.parameters())
+    assert kept_bytes(lambda: mlp(x), *given) == 0
+    mlp.recompute = False
+    assert kept_bytes(lambda: mlp(x), *given) == 4 * 8 * 64 * (2 if gated else 1)
+
+
+@pytest.mark.parametrize("recompute", [True, False, None])
+@pytest.mark.parametrize("shape", MLP_SHAPES, ids=MLP_IDS)
+def test_gradients_do_not_depend_on_what_is_kept(
+    shape: dict[str, Any], recompute: bool | None
+) -> None:
+    mlp = tw.FusedMLP(**shape, recompute=recompute, dropout=0.3, dtype=torch.float64)
+    x = torch.randn(5, 31, dtype=torch.float64, requires_grad=True)
+    found = []
+    for run in (mlp, lambda x: by_hand(mlp, x)):
+        torch.manual_seed(5)
+        y = run(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *mlp.parameters()])])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_recompute_is_checked_shown_and_copied() -> None:
+    mlp = tw.FusedMLP((3, 4, 3))
+    assert mlp.recompute is None
+    assert "recompute" not in repr(mlp)
+    mlp.recompute = True
+    assert "recompute=True" in repr(mlp)
+    assert copy.deepcopy(mlp).recompute is True
+    with pytest.raises(tw.TorchweldError, match="recompute is 1; expected True, False or None"):
+        mlp.recompute = 1  # type: ignore[assignment]
+    with pytest.raises(tw.TorchweldError, match="recompute is 'yes'"):
+        tw.FusedMLP((3, 4, 3), recompute="yes")  # type: ignore[arg-type]
+    linears = [nn.Linear(3, 4), nn.Linear(4, 3)]
+    assert tw.FusedMLP.from_linears(linears, recompute=False).recompute is False
+
+
+def test_pickles_of_before_have_no_recompute() -> None:
+    mlp = tw.FusedMLP((3, 4, 3), dropout=0.5)
+    state = mlp.__getstate__()
+    for name in ("recompute", "_training_spec"):
+        del state[name]
+    state["_specs"] = ["gelu/b", "identity/b"]
+    old: tw.FusedMLP = tw.FusedMLP.__new__(tw.FusedMLP)
+    old.__setstate__(state)
+    assert old.recompute is None
+    torch.manual_seed(1)
+    y = old(torch.ones(2, 3))
+    torch.manual_seed(1)
+    torch.testing.assert_close(y, by_hand(mlp, torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize("recompute", [True, False, None])
+def test_the_function_takes_it_too(recompute: bool | None) -> None:
+    layers = [
+        tw.Layer(torch.randn(64, 16, requires_grad=True), activation="gelu"),
+        tw.Layer(torch.randn(16, 64, requires_grad=True)),
+    ]
+    x = torch.randn(4, 16)
+    kept = kept_bytes(lambda: tw.mlp(x, layers, recompute), x, *(layer.weight for layer in layers))
+    assert recompute is None or kept == (0 if recompute else 4 * 4 * 64)
+    with pytest.raises(tw.TorchweldError, match="mlp: recompute is 0"):
+        tw.mlp(x, layers, recompute=0)  # type: ignore[arg-type]
 
 
 # ---- existing Linears ----

@@ -57,6 +57,12 @@ def check_flags(who: str, **given: Any) -> None:
             raise misfit(who, name, value, "True or False")
 
 
+def check_optional_flags(who: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not isinstance(value, bool):
+            raise misfit(who, name, value, "True, False or None")
+
+
 def check_number(
     who: str, name: str, value: Any, *, above: float, most: float | None = None
 ) -> None:

@@ -8,7 +8,7 @@ A layer computes `act(x · Wᵀ + b)`, or, gated, `act(gate) · up`. `Layer` has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from torchweld.core.errors import BlockError
 
 Gate = Literal["none", "separate", "first", "second", "interleaved"]
 GATES: tuple[Gate, ...] = get_args(Gate)
+_DROP = "drop:"  # the flag of a layer with dropout, before the probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,11 @@ class LayerForm:
     bias: bool = False
     transposed: bool = False  # weights are [in, out]
     gate: Gate = "none"
+    dropout: float = 0.0  # in training, the probability with which an output is dropped
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout < 1.0:
+            raise BlockError(f"dropout={shown(self.dropout)}; allowed is 0 ≤ dropout < 1")
 
     @property
     def weights(self) -> int:
@@ -42,6 +48,7 @@ class LayerForm:
     def __str__(self) -> str:
         flags = ["b"] * self.bias + ["t"] * self.transposed
         flags += [self.gate] * (self.gate != "none")
+        flags += [f"{_DROP}{float(self.dropout)!r}"] * (self.dropout > 0)
         return "/".join([format_activation(self.activation, self.parameters), *flags])
 
 
@@ -126,12 +133,15 @@ def _parse_layer(text: str) -> LayerForm:
     activation, *flags = text.split("/")
     name, parameters = parse_activation(activation)
     gate: Gate = "none"
+    dropout = 0.0
     for flag in flags:
         if flag in GATES[1:]:
             gate = flag
+        elif flag.startswith(_DROP):
+            dropout = _parse_dropout(flag)
         elif flag not in ("b", "t"):
             raise BlockError(
-                f"unknown flag {flag!r} in a spec; there are: b t {' '.join(GATES[1:])}"
+                f"unknown flag {flag!r} in a spec; there are: b t {' '.join(GATES[1:])} {_DROP}p"
             )
     return LayerForm(
         activation=name,
@@ -139,7 +149,30 @@ def _parse_layer(text: str) -> LayerForm:
         bias="b" in flags,
         transposed="t" in flags,
         gate=gate,
+        dropout=dropout,
     )
+
+
+def _parse_dropout(flag: str) -> float:
+    try:
+        probability = float(flag.removeprefix(_DROP))
+    except ValueError:
+        probability = -1.0
+    if not 0.0 < probability < 1.0:
+        raise BlockError(
+            f"flag {flag!r} in a spec: a probability above 0 and below 1 follows {_DROP}"
+        )
+    return probability
+
+
+def with_dropout(
+    forms: Sequence[LayerForm], probabilities: Sequence[float]
+) -> tuple[LayerForm, ...]:
+    """The same layers with dropout on their outputs, one probability per layer; () is none."""
+    if not probabilities:
+        return tuple(forms)
+    pairs = zip(forms, probabilities, strict=True)
+    return tuple(replace(form, dropout=float(probability)) for form, probability in pairs)
 
 
 def split_tensors(

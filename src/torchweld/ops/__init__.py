@@ -19,6 +19,10 @@ from torchweld.core.errors import BuildError
 from torchweld.machine import kernel_build
 from torchweld.ops import flops
 
+_TRAINING_OPS = (
+    *("chain_training", "dropout_mask", "chain_saving", "group_saving"),
+    *("chain_backward", "group_backward"),
+)
 _registered: list[torch.library.Library] = []  # kept alive for the process
 
 
@@ -63,13 +67,16 @@ def _register_fakes() -> None:
 
 
 def _register_from_python() -> None:
+    from torchweld.ops import composed_training
     from torchweld.ops.backends import reference_backend
 
     def chain(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-        return reference_backend.chain(x, params, parse_spec(spec))
+        forms = composed_training.parse_spec_without_dropout(spec)
+        return reference_backend.chain(x, params, forms)
 
     def group(x: Tensor, params: list[Tensor], spec: str) -> list[Tensor]:
-        return reference_backend.group(x, params, parse_spec(spec))
+        forms = composed_training.parse_spec_without_dropout(spec)
+        return reference_backend.group(x, params, forms)
 
     def chain_kept(x: Tensor, params: list[Tensor], spec: str, kept: Tensor) -> Tensor:
         return chain(x, params, spec)
@@ -77,12 +84,20 @@ def _register_from_python() -> None:
     def needs_kernels(*_: object) -> Tensor:
         raise BuildError(f"packed weights need torchweld's kernels: {kernel_build.build_problem()}")
 
+    known: dict[str, Callable[..., Any]] = {
+        "chain": chain,
+        "group": group,
+        "chain_kept": chain_kept,
+        **{name: getattr(composed_training, name) for name in _TRAINING_OPS},
+    }
     library = torch.library.Library("torchweld", "DEF")  # type: ignore[no-untyped-call]
     lines = (kernel_build.PACKAGE / "schemas.inc").read_text().splitlines()
     for schema in lines[1:-1]:  # the first and the last line are quotes for C++
-        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         name = schema.partition("(")[0]
-        known = {"chain": chain, "group": group, "chain_kept": chain_kept}
+        tags = [torch.Tag.pt2_compliant_tag]
+        if name in ("chain_training", "dropout_mask"):
+            tags.append(torch.Tag.nondeterministic_seeded)
+        library.define(schema, tags=tuple(tags))  # type: ignore[no-untyped-call]
         body = known.get(name, needs_kernels)
         library.impl(name, body, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     _registered.append(library)

@@ -1,15 +1,15 @@
 """The FLOPs of torchweld's ops, for torch.utils.flop_counter.
 
 They are counted as torch counts its own products: a multiplication and an addition per weight
-element and row, without biases and activations. The backward pass consists of torch's ops, which
-torch counts as they run.
+element and row, without biases and activations. A backward counts the gradients that are needed,
+and the products of the forward that it computes again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,80 @@ def _natural(x: Sequence[int], params: Sequence[Sequence[int]], *_: Any, **__: A
     """From shapes: weights have two dimensions, biases one."""
     rows = math.prod(x[:-1])
     return sum(2 * rows * math.prod(shape) for shape in params if len(shape) == 2)
+
+
+def _chain_backward(
+    grad: Sequence[int],
+    x: Sequence[int],
+    params: Sequence[Sequence[int]],
+    saved: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]],
+    spec: str,
+    needed: Sequence[bool],
+    *_: Any,
+    **__: Any,
+) -> int:
+    return _backward(math.prod(x[:-1]), _layers(params, spec, needed), needed[0], bool(saved))
+
+
+def _group_backward(
+    grads: Sequence[Sequence[int]],
+    x: Sequence[int],
+    params: Sequence[Sequence[int]],
+    saved: Sequence[Sequence[int]],
+    spec: str,
+    needed: Sequence[bool],
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Every member is a chain of one."""
+    rows = math.prod(x[:-1])
+    members = _layers(params, spec, needed)
+    return sum(_backward(rows, [member], needed[0], bool(saved)) for member in members)
+
+
+class _LayerFlops(NamedTuple):
+    weights: int  # elements of all
+    needed_weights: int  # elements of those that need a gradient
+    any_needed: bool  # whether any tensor of the layer does
+    linear: bool  # its gradient does not depend on its value
+
+
+def _layers(
+    params: Sequence[Sequence[int]], spec: str, needed: Sequence[bool]
+) -> list[_LayerFlops]:
+    found, first = [], 0
+    for form in parse_spec(spec):
+        own = range(first, first + form.tensors)
+        sizes = {i: math.prod(params[i]) for i in own if len(params[i]) == 2}
+        found.append(
+            _LayerFlops(
+                weights=sum(sizes.values()),
+                needed_weights=sum(size for i, size in sizes.items() if needed[1 + i]),
+                any_needed=any(needed[1 + i] for i in own),
+                linear=form.activation == "identity" and form.gate == "none",
+            )
+        )
+        first += form.tensors
+    return found
+
+
+def _backward(rows: int, layers: Sequence[_LayerFlops], x_needed: bool, saved: bool) -> int:
+    """Products for gradients of weights, of inputs, and for values that were not saved."""
+    products, again, below = 0, 0, x_needed
+    values = 0  # how many layers' products have to be computed again
+    for i, layer in enumerate(layers):
+        if below:  # the gradient of its input goes on
+            products += layer.weights
+        if layer.needed_weights:  # which takes its input: the output of the layer before
+            products += layer.needed_weights
+            values = max(values, i)
+        below = below or layer.any_needed
+        if below and not layer.linear:
+            values = max(values, i + 1)
+    if not saved:
+        again = sum(layer.weights for layer in layers[:values])
+    return 2 * rows * (products + again)
 
 
 def _packed(x: Tensor, packed: Tensor, spec: str, *_: Any, **__: Any) -> int:
@@ -50,9 +124,16 @@ def _packed_apart(x: Tensor, packed: Sequence[Tensor], spec: str, *_: Any, **__:
 def register() -> None:
     """Registers the formulas once per process, however often the module is loaded."""
     ops = torch.ops.torchweld
-    for op in (ops.chain, ops.group, ops.chain_kept):
+    natural = (ops.chain, ops.group, ops.chain_kept)
+    for op in (*natural, ops.chain_training, ops.chain_saving, ops.group_saving):
         if op not in flop_registry:
             register_flop_formula(op)(_natural)
+    for op, formula in (
+        (ops.chain_backward, _chain_backward),
+        (ops.group_backward, _group_backward),
+    ):
+        if op not in flop_registry:
+            register_flop_formula(op)(formula)
     for op in (ops.chain_packed, ops.group_packed):
         if op not in flop_registry:
             register_flop_formula(op, get_raw=True)(_packed)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchweld import ops as _ops  # makes torch.ops.torchweld exist
+from torchweld.core.argument_checks import check_optional_flags
 from torchweld.core.blocks import Layer, format_spec
 from torchweld.core.errors import BlockError
 
@@ -37,10 +38,20 @@ def _flatten(x: Tensor, layers: Sequence[Layer]) -> tuple[list[Tensor], str]:
     return [tensor for layer in layers for tensor in layer.tensors], spec
 
 
-def mlp(x: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """`x [..., K]` through all layers, one after the other: `[..., N]` of the last."""
+def mlp(x: Tensor, layers: Sequence[Layer], recompute: bool | None = None) -> Tensor:
+    """`x [..., K]` through all layers, one after the other: `[..., N]` of the last.
+
+    `recompute` says what is kept for the backward: True, x alone; False, a hidden-sized tensor per
+    layer too (gated: two), which is faster; None leaves that to torchweld.
+    """
     tensors, spec = _flatten(x, layers)
-    result: Tensor = torch.ops.torchweld.chain(x, tensors, spec)
+    check_optional_flags("mlp", recompute=recompute)
+    ops = torch.ops.torchweld
+    result: Tensor
+    if recompute is None:
+        result = ops.chain(x, tensors, spec)
+    else:
+        result = ops.chain_training(x, tensors, spec, recompute)
     return result
 
 

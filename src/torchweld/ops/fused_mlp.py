@@ -1,7 +1,8 @@
 """`FusedMLP`: an MLP whose forward is one op, with ordinary `nn.Linear` children.
 
 In inference (eval, gradients off) it keeps a packed copy of the weights, checked at every call; see
-`packing.py`. A child that is no longer a plain Linear, or that has hooks, runs its own forward.
+`packing.py`. In training, dropout is part of the op, and `recompute` says what is kept for the
+backward. A child that is no longer a plain Linear, or that has hooks, runs its own forward.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch._jit_internal import is_scripting
 from torch.compiler import is_dynamo_compiling
 
 from torchweld.core.activations import ACTIVATIONS, format_activation, parse_activation
-from torchweld.core.argument_checks import check_flags, misfit, shown
-from torchweld.core.blocks import Gate, LayerForm, format_spec
+from torchweld.core.argument_checks import check_flags, check_optional_flags, misfit, shown
+from torchweld.core.blocks import Gate, LayerForm, format_spec, with_dropout
 from torchweld.core.errors import BlockError
 from torchweld.ops import compiled_forward
 from torchweld.ops.packing import compiling_for_here, new_pack
@@ -28,7 +29,7 @@ from torchweld.ops.packing import compiling_for_here, new_pack
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-_SETTINGS = ("activation", "output_activation", "gated", "dropout", "packing")
+_SETTINGS = ("activation", "output_activation", "gated", "dropout", "packing", "recompute")
 
 
 class FusedMLP(nn.Module):
@@ -38,10 +39,12 @@ class FusedMLP(nn.Module):
     compute `down(activation(gate(x)) · up(x))`; any other number is `layers.0`, `layers.1`, …
     In training, `dropout` acts on the input of every layer but the first. Activations may have
     parameters, as in `"leaky_relu:0.2"`. With `packing=False`, inference keeps no packed copy of
-    the weights.
+    the weights. For the backward, `recompute=True` keeps the input alone and computes hidden values
+    again; False keeps one hidden-sized tensor per layer too (gated: two), which is faster; None
+    leaves that to torchweld.
 
-    `activation`, `output_activation`, `dropout` and `packing` may be set later and count from the
-    next call on. `gated` may not: the children depend on it.
+    `activation`, `output_activation`, `dropout`, `packing` and `recompute` may be set later and
+    count from the next call on. `gated` may not: the children depend on it.
     """
 
     __jit_unused_properties__ = ("packed_bytes",)
@@ -61,6 +64,7 @@ class FusedMLP(nn.Module):
         dropout: float = 0.0,
         output_activation: str = "identity",
         packing: bool = True,
+        recompute: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -74,7 +78,7 @@ class FusedMLP(nn.Module):
 
         shapes = list(pairwise(sizes))
         linears = [linear(k, n) for k, n in (shapes[:1] if gated else []) + shapes]
-        self._adopt(linears, activation, gated, dropout, output_activation, packing)
+        self._adopt(linears, activation, gated, dropout, output_activation, packing, recompute)
 
     @classmethod
     def from_linears(
@@ -86,6 +90,7 @@ class FusedMLP(nn.Module):
         dropout: float = 0.0,
         output_activation: str = "identity",
         packing: bool = True,
+        recompute: bool | None = None,
     ) -> FusedMLP:
         """An MLP over existing Linears, which stay the same objects; gated: `[gate, up, down]`."""
         check_flags("FusedMLP.from_linears", gated=gated, packing=packing)
@@ -119,7 +124,7 @@ class FusedMLP(nn.Module):
             raise BlockError("gate and up must both have a bias, or neither")
         module = cls.__new__(cls)
         nn.Module.__init__(module)
-        module._adopt(linears, activation, gated, dropout, output_activation, packing)
+        module._adopt(linears, activation, gated, dropout, output_activation, packing, recompute)
         return module
 
     def _adopt(
@@ -130,12 +135,14 @@ class FusedMLP(nn.Module):
         dropout: float,
         output_activation: str,
         packing: bool,
+        recompute: bool | None,
     ) -> None:
         self.activation = activation
         self.output_activation = output_activation
         self.gated = gated
         self.dropout = dropout
         self.packing = packing
+        self.recompute = recompute
         if gated:
             self.gate, self.up, self.down = linears
         elif len(linears) == 2:
@@ -149,8 +156,12 @@ class FusedMLP(nn.Module):
 
     def _respecify(self) -> None:
         """Writes down what the op computes, for the compiled forward and a scripted one."""
-        self._specs = [str(form) for form in self._forms()]
-        self._spec = ";".join(self._specs)
+        forms = self._forms()
+        self._spec = format_spec(forms)
+        self._training_spec = self._spec_in_training(forms)
+
+    def _spec_in_training(self, forms: Sequence[LayerForm]) -> str:
+        return format_spec(with_dropout(forms, [self.dropout] * (len(forms) - 1) + [0.0]))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _SETTINGS:
@@ -161,6 +172,8 @@ class FusedMLP(nn.Module):
             value = format_activation(*parse_activation(value))
         elif name == "dropout":
             value = _checked_dropout(value)
+        elif name == "recompute":
+            check_optional_flags("FusedMLP", recompute=value)
         elif name == "gated" and made and value is not self.gated:
             raise BlockError(
                 f"gated={value!r} cannot be set later; the children of this FusedMLP are those of "
@@ -238,16 +251,12 @@ class FusedMLP(nn.Module):
             for tensor in (child.weight, child.bias)
             if tensor is not None
         ]
-        if not (self.training and self.dropout):
+        dropping = self.training and self.dropout > 0.0
+        if not dropping and not _wants_gradients(x, tensors):
             return self._chain(x, tensors, format_spec(forms))
-        first = 0
-        for i, form in enumerate(forms):
-            if i > 0:
-                x = F.dropout(x, self.dropout, True)
-            own = tensors[first : first + form.tensors]
-            x = torch.ops.torchweld.chain(x, own, str(form))
-            first += form.tensors
-        return x
+        spec = self._spec_in_training(forms) if dropping else format_spec(forms)
+        op = torch.ops.torchweld.chain_training
+        return op(x, tensors, spec, self.recompute)  # type: ignore[no-any-return]
 
     def _chain(self, x: Tensor, tensors: list[Tensor], spec: str) -> Tensor:
         ops = torch.ops.torchweld
@@ -278,34 +287,29 @@ class FusedMLP(nn.Module):
 
     def _scripted(self, x: Tensor) -> Tensor:
         """What `torch.jit.script` compiles; it evaluates conditions on attributes at that time."""
-        tensors: list[list[Tensor]] = []
+        tensors: list[Tensor] = []
         if hasattr(self, "layers"):
             for layer in self.layers:
-                tensors.append([layer.weight])  # type: ignore[list-item]
+                tensors.append(layer.weight)  # type: ignore[arg-type]
                 if layer.bias is not None:
-                    tensors[-1].append(layer.bias)  # type: ignore[arg-type]
+                    tensors.append(layer.bias)  # type: ignore[arg-type]
         else:
-            tensors.append([])
             if hasattr(self, "gate"):
-                tensors[0].append(self.gate.weight)
+                tensors.append(self.gate.weight)
                 if self.gate.bias is not None:
-                    tensors[0].append(self.gate.bias)
-            tensors[0].append(self.up.weight)
+                    tensors.append(self.gate.bias)
+            tensors.append(self.up.weight)
             if self.up.bias is not None:
-                tensors[0].append(self.up.bias)
-            tensors.append([self.down.weight])
+                tensors.append(self.up.bias)
+            tensors.append(self.down.weight)
             if self.down.bias is not None:
-                tensors[1].append(self.down.bias)
-        if self.training and self.dropout > 0.0:
-            for i, own in enumerate(tensors):
-                if i > 0:
-                    x = F.dropout(x, self.dropout, True)
-                x = torch.ops.torchweld.chain(x, own, self._specs[i])
-            return x
-        flat: list[Tensor] = []
-        for own in tensors:
-            flat.extend(own)
-        return torch.ops.torchweld.chain(x, flat, self._spec)  # type: ignore[no-any-return]
+                tensors.append(self.down.bias)
+        ops = torch.ops.torchweld
+        if self.training:
+            return ops.chain_training(x, tensors, self._training_spec, self.recompute)  # type: ignore[no-any-return]
+        if self.recompute is not None and torch.is_grad_enabled():
+            return ops.chain_training(x, tensors, self._spec, self.recompute)  # type: ignore[no-any-return]
+        return ops.chain(x, tensors, self._spec)  # type: ignore[no-any-return]
 
     # ---- state ----
 
@@ -323,7 +327,8 @@ class FusedMLP(nn.Module):
         return {**self.__dict__, "_pack": None, "_kept": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        super().__setstate__(dict(state))  # type: ignore[no-untyped-call]
+        super().__setstate__({"recompute": None, **state})  # type: ignore[no-untyped-call]
+        self._respecify()  # pickles of before have no spec for training
         self._new_pack()
 
     def extra_repr(self) -> str:
@@ -334,7 +339,17 @@ class FusedMLP(nn.Module):
             parts.append("gated=True")
         if self.dropout:
             parts.append(f"dropout={self.dropout}")
+        if self.recompute is not None:
+            parts.append(f"recompute={self.recompute}")
         return ", ".join(parts)
+
+
+def _wants_gradients(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd will record the call. A loop, since a generator breaks graphs."""
+    wanted = isinstance(x, Tensor) and x.requires_grad  # the op refuses what is no tensor
+    for tensor in tensors:
+        wanted = wanted or tensor.requires_grad
+    return wanted and torch.is_grad_enabled()
 
 
 def _check_place(device: Any, dtype: Any) -> None:

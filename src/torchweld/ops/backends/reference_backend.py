@@ -1,8 +1,9 @@
 """Backend `reference`, the specification: a chain or group in plain PyTorch.
 
 Run in float64, it is what the numerical rule compares with. In: x `[..., K]`, the op's tensors and
-forms. Out: `[..., N]`, or one per member of a group. A caller may replace the two primitives that
-it consists of, to run the specification with others.
+forms. Out: `[..., N]`, or one per member of a group. A caller may replace the primitives that it
+consists of, to run the specification with others. Dropout, which forms for training may have,
+is `F.dropout`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import linear
 
 from torchweld.core.activations import ACTIVATIONS
@@ -31,15 +33,27 @@ def activate(form: LayerForm, z: Tensor) -> Tensor:
     return ACTIVATIONS[form.activation].apply(z, *form.parameters)
 
 
+def drop(form: LayerForm, y: Tensor) -> Tensor:
+    return functional.dropout(y, form.dropout)
+
+
 class Primitives(NamedTuple):
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
     activate: Callable[[LayerForm, Tensor], Tensor] = activate
+    drop: Callable[[LayerForm, Tensor], Tensor] = drop  # asked only where a form has dropout
 
 
 PLAIN = Primitives()
 
 
 def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor], by: Primitives = PLAIN) -> Tensor:
+    return layer_output(form, pre_activations(x, form, tensors, by), by)
+
+
+def pre_activations(
+    x: Tensor, form: LayerForm, tensors: Sequence[Tensor], by: Primitives = PLAIN
+) -> tuple[Tensor, ...]:
+    """What the activation is applied to, or gate and up."""
     step = 2 if form.bias else 1
     products = []
     for i in range(form.weights):
@@ -47,17 +61,23 @@ def layer(x: Tensor, form: LayerForm, tensors: Sequence[Tensor], by: Primitives 
         bias = tensors[i * step + 1] if form.bias else None
         products.append(by.linear(x, weight.t() if form.transposed else weight, bias))
     match form.gate:
-        case "none":
-            return by.activate(form, products[0])
-        case "separate":
-            gate, up = products
+        case "none" | "separate":
+            return tuple(products)
         case "first":
             gate, up = products[0].chunk(2, -1)
         case "second":
             up, gate = products[0].chunk(2, -1)
         case "interleaved":
             gate, up = products[0][..., ::2], products[0][..., 1::2]
-    return by.activate(form, gate) * up
+    return gate, up
+
+
+def layer_output(form: LayerForm, before: Sequence[Tensor], by: Primitives = PLAIN) -> Tensor:
+    """The layer's output, from its pre-activations."""
+    y = by.activate(form, before[0])
+    for up in before[1:]:
+        y = y * up
+    return by.drop(form, y) if form.dropout else y
 
 
 def chain(

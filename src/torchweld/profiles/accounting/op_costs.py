@@ -3,14 +3,19 @@
 In: an `Op` and its kind. Out: `Work`, every read and write with the memory it goes to. It follows
 from the shapes alone, and is the least that the op must do: read each input once and write each
 result once. A multiply-add counts as two; integer arithmetic is not counted. The models are in
-`product_costs.py`, `elementwise_costs.py` and `move_costs.py`.
+`product_costs.py`, `training_costs.py`, `elementwise_costs.py` and `move_costs.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchweld.profiles.accounting import elementwise_costs, move_costs, product_costs
+from torchweld.profiles.accounting import (
+    elementwise_costs,
+    move_costs,
+    product_costs,
+    training_costs,
+)
 from torchweld.profiles.accounting.op_calls import OpCall, Work, is_float, names
 from torchweld.profiles.accounting.product_costs import Model
 from torchweld.profiles.attributing.op_kinds import IDLE_KINDS, Kind, kind_of
@@ -31,9 +36,13 @@ _MODELS: dict[str, Model] = {
     "_mkl_linear": product_costs.mkl_linear,
     "mkldnn_linear_backward_input": product_costs.linear_backward_input,
     "mkldnn_linear_backward_weights": product_costs.linear_backward_weights,
-    **dict.fromkeys(("chain", "chain_kept"), product_costs.chain),
+    **dict.fromkeys(("chain", "chain_kept", "chain_training"), product_costs.chain),
     "group": product_costs.group,
     **dict.fromkeys(("chain_packed", "group_packed", "group_of_packed"), product_costs.packed),
+    "chain_saving": training_costs.chain_saving,
+    "group_saving": training_costs.group_saving,
+    "chain_backward": training_costs.chain_backward,
+    "group_backward": training_costs.group_backward,
     "_convolution_pointwise": product_costs.convolution,
     "convolution_backward": product_costs.convolution_backward(0, 1),
     "mkldnn_convolution_backward": product_costs.convolution_backward(1, 0),

@@ -104,12 +104,12 @@ def linear_backward_weights(call: OpCall) -> Work:
 
 def chain(call: OpCall) -> Work:
     """chain(x, params): each weight meets each row of x once, however it is gated or laid out."""
-    return _welded(call, _chain_width)
+    return _welded(call, chain_width)
 
 
 def group(call: OpCall) -> Work:
     """group(x, params): the same, every layer on x."""
-    return _welded(call, _group_width)
+    return _welded(call, group_width)
 
 
 def _welded(call: OpCall, width_of: Callable[[int, Sequence[Tensor]], int]) -> Work:
@@ -131,7 +131,7 @@ def _outputs(weight: Tensor, width: int) -> int | None:
     return inner if out == width else None
 
 
-def _chain_width(width: int, weights: Sequence[Tensor]) -> int:
+def chain_width(width: int, weights: Sequence[Tensor]) -> int:
     """Outputs of the last layer, found by following the widths from layer to layer."""
     taken = width
     for weight in weights:
@@ -144,7 +144,7 @@ def _chain_width(width: int, weights: Sequence[Tensor]) -> int:
     return width
 
 
-def _group_width(width: int, weights: Sequence[Tensor]) -> int:
+def group_width(width: int, weights: Sequence[Tensor]) -> int:
     return sum(_outputs(weight, width) or 0 for weight in weights)
 
 

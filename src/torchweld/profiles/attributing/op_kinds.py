@@ -139,6 +139,7 @@ _RANGES = _patterns(
 # Other namespaces than aten. An empty pattern matches the rest of the namespace.
 _NAMESPACES = _patterns(
     (r"torchweld::pack$", "copy"),
+    (r"torchweld::dropout_mask$", "random"),
     (r"torchweld::", "fused"),
     (r"mkldnn::_reorder", "copy"),
     (r"mkldnn::.*rnn", "product"),
