@@ -28,12 +28,14 @@ def chain_training(
 
 
 @contextmanager
-def backward_runs(*, composed: bool = False) -> Iterator[None]:
-    """The last that our kernels do inside is a backward; `composed`: torch's products may do it."""
-    before = last_run()["calls"]
+def backward_runs(*, calls: int = 1, composed: bool = False) -> Iterator[None]:
+    """What happens inside ends with our backward, which runs `calls` times in this thread;
+    `composed`: torch's own products may do it."""
+    before = last_run()["backwards"]
     yield
     run = last_run()
-    assert run["calls"] > before, "no kernel ran"
+    count = run["backwards"] - before
+    assert count == calls, f"{count} backwards, not {calls}"
     assert run["pass"] == "backward", f"{run} is not a backward"
     assert composed or run["weights"] != "composed", f"{run} is torch's own products"
 
@@ -119,19 +121,16 @@ def products_needed(
     forms: Sequence[LayerForm], needed: Sequence[bool], *, group: bool = False
 ) -> int:
     """Products that a backward cannot do without: one per weight whose gradient is needed, and one
-    per weight that gradients have to pass on their way down. `needed`: x first."""
+    per weight that gradients have to pass on their way down. Gate and up that share a weight count
+    as two. `needed`: x first."""
     count, first, below = 0, 1, needed[0]
     for form in forms:
         own = needed[first : first + form.tensors]
-        count += sum(own[:: 2 if form.bias else 1]) + (form.weights if below else 0)
+        halves = 1 if form.gate in ("none", "separate") else 2
+        count += halves * (sum(own[:: 2 if form.bias else 1]) + (form.weights if below else 0))
         below = below or (any(own) and not group)
         first += form.tensors
     return count
-
-
-def grads_of(y: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    """Fresh gradients of all inputs; the graph stays."""
-    return list(torch.autograd.grad(y, list(inputs), grad, retain_graph=True))
 
 
 def same_bits(got: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> None:
