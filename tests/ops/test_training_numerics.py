@@ -10,7 +10,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.support.helpers import (
     ACTIVATION_TEXTS,
@@ -28,8 +28,10 @@ from tests.support.training_steps import (
     gradients_for,
     judge_gradients,
 )
+from torch import Tensor
 
 from torchweld.core.blocks import GATES, parse_spec
+from torchweld.ops.backends import reference_backend
 
 pytestmark = [
     pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine"),
@@ -140,11 +142,20 @@ def test_a_gradient_of_stride_zero_by_sum() -> None:
 threads = st.sampled_from((1, 2, 3))
 
 
+def fits(block: Block, grad: Tensor) -> bool:
+    """Whether all of eager's values are finite."""
+    inputs = [t.detach().requires_grad_() for t in (block.x, *block.tensors)]
+    y = reference_backend.chain(inputs[0], inputs[1:], block.forms)
+    return all(bool(t.isfinite().all()) for t in (y, *torch.autograd.grad(y, inputs, grad)))
+
+
 def check_random(
     block: Block, count: int, isa: str, layout: str = "plain", *, group: bool = False
 ) -> None:
     grads = gradients_for(block.x, block.tensors, block.spec, group=group)
     grads = [LAYOUTS[layout](grad) for grad in grads]
+    # Above 65504 eager's hidden values are Inf, ours are not, and neither trains.
+    assume(group or block.x.dtype != torch.float16 or fits(block, grads[0]))
     with using_isa(isa):
         found = judge_gradients(
             block.x, block.tensors, block.spec, grads, group=group, threads=count
