@@ -256,9 +256,9 @@ std::vector<Tensor> saved_again(const Tensor& x, const Spec& spec, bool group, c
   return saved;
 }
 
-// Weight gradients come from the pool where rows are few. It keeps their memory through the next
-// forward, when eager would have none of it; an eighth of that for the activations is less than
-// what we save of them.
+// Weight gradients come from the pool where rows are few. The pool keeps their memory through the
+// next forward, in which eager has activations instead. So it serves only where eager's activations
+// take at most a quarter of the gradients' memory: its peak is at the end of the backward, as ours.
 bool gradients_from_pool(const Tensor& x, const Spec& spec, TensorList params, const Flags& needed,
                          const std::vector<LayerSizes<int64_t>>& sizes) {
   double gradients = 0, activations = double(x.size(-1));
@@ -266,7 +266,7 @@ bool gradients_from_pool(const Tensor& x, const Spec& spec, TensorList params, c
     if (needed[1 + i]) gradients += double(params[i].numel());
   for (size_t i = 0; i < spec.size(); ++i)
     activations += double(sizes[i].N) * (spec[i].gated() ? 4 : 2);
-  return activations * double(x.numel() / x.size(-1)) * 8 <= gradients;
+  return activations * double(x.numel() / x.size(-1)) * 4 <= gradients;
 }
 constexpr int64_t kPooledBytes = 256 << 10;  // smaller ones malloc keeps
 
