@@ -71,7 +71,7 @@ class DummyBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        return [*plain_reasons(self, dtype, device), *self._refuses]
+        return [*plain_reasons(self, block, dtype, device), *self._refuses]
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> DummyRunner:
         return DummyRunner(block, tensors, check_build(self, block, tensors, mode), self.ran)
