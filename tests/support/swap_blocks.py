@@ -132,7 +132,7 @@ MLP = block(
     "gelu/b;identity/b",
     "up.weight up.bias down.weight down.bias",
     "up act dropout down",
-    dropout=(0.0,),
+    dropout=(0.0, 0.0),
 )
 GATED = block(
     "Gated",

@@ -49,6 +49,13 @@ NOT_MEASURED = 2
 @click.option(
     "--no-packing", is_flag=True, help="No copies of weights: slower, but no more memory."
 )
+@click.option(
+    "--recompute/--no-recompute",
+    "recompute",
+    default=None,
+    help="With --training: keep the input of a block alone for its backward, or hidden values too. "
+    "By default both are measured.",
+)
 @click.option("--afresh", is_flag=True, help="Measure again what an earlier plan measured.")
 @click.option("--no-profile", is_flag=True, help="Leave out where the time goes.")
 @click.option(
@@ -69,6 +76,7 @@ def fuse(
     no_measure: bool,
     with_compile: bool,
     no_packing: bool,
+    recompute: bool | None,
     afresh: bool,
     no_profile: bool,
     details: bool,
@@ -90,6 +98,9 @@ def fuse(
     if sum(given_times.values()) > 1:
         both = " and ".join(option for option, given in given_times.items() if given)
         raise TorchweldError(f"{both} each set the time for measuring; give only one")
+    if recompute is not None and not training:
+        given = "--recompute" if recompute else "--no-recompute"
+        raise TorchweldError(f"{given} says what is kept for a backward; give --training too")
     check_targets({"--out": out}, force)
     with keeping(save, file) as history, data_only(json_wanted):
         chosen = resolve(target, inputs, training=training)
@@ -110,6 +121,7 @@ def fuse(
             "measure": not no_measure,
             "with_compile": with_compile,
             "packing": not no_packing,
+            "recompute": recompute,
         }
         planned = "planned without timing" if no_measure else "planned, measured and verified"
         with stage(planned), progress_shown() as progress:

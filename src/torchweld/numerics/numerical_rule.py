@@ -29,6 +29,7 @@ from torch.nn.functional import linear
 
 from torchweld.core.blocks import LayerForm
 from torchweld.core.errors import BlockError
+from torchweld.numerics.dropped_values import by_masks, drawing_from, drawn_masks, seeded_state
 from torchweld.ops.backends import reference_backend as reference_kernel
 
 ROW_FACTOR = 2.0
@@ -163,8 +164,11 @@ def scales_of(
     *,
     group: bool = False,
     grads: Sequence[Tensor] | None = None,
+    masks: Sequence[Tensor] = (),
 ) -> Scales:
     """`grads` are those of the outputs; without them only the outputs' scales are computed.
+
+    `masks`: what is kept of each layer with dropout.
 
     Deterministic. A row's error is the largest of its elements' and of all trials: the fewer
     elements, the more trials, each of which runs the reference once more.
@@ -172,9 +176,10 @@ def scales_of(
     eps = torch.finfo(x.dtype).eps
     rows = None if grads is None else [_rows(grad) for grad in grads]
     inputs = [_rows(x), *(t.detach().double() for t in tensors)]
+    kept = [mask.reshape(-1, mask.shape[-1]) for mask in masks]
 
     def run(by: _Measuring | _Rounding, backward: bool) -> list[Tensor]:
-        primitives = reference_kernel.Primitives(by.linear, by.activate)
+        primitives = reference_kernel.Primitives(by.linear, by.activate, by_masks(kept))
         own = [t.detach().requires_grad_(backward) for t in inputs]
         with torch.set_grad_enabled(backward):
             ys = _reference(own[0], own[1:], forms, group, primitives)
@@ -372,15 +377,20 @@ def check_block(
     """Candidate and eager on the same tensors, against the reference in fp64.
 
     Given `grads`, one for each output, the gradients of x and of every tensor are judged too. The
-    keys say what was judged: "output" ("output 0", … of a group), "grad x", "grad 0", …
+    keys say what was judged: "output" ("output 0", … of a group), "grad x", "grad 0", … Where forms
+    have dropout, the candidate draws random numbers as `F.dropout` does.
     """
+    state = seeded_state(x.device)
+    masks = drawn_masks(x, tensors, forms, state)
 
     def eager(x: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return _reference(x, tensors, forms, group)
+        by = reference_kernel.Primitives(drop=by_masks(masks))
+        return _reference(x, tensors, forms, group, by)
 
     def run(function: Candidate, dtype: torch.dtype) -> list[Tensor]:
         inputs = [t.detach().to(dtype).requires_grad_(grads is not None) for t in (x, *tensors)]
-        with torch.set_grad_enabled(grads is not None):
+        drawing = drawing_from(state if masks else None, x.device)
+        with torch.set_grad_enabled(grads is not None), drawing:
             ys = function(inputs[0], inputs[1:])
         outputs = [ys] if isinstance(ys, Tensor) else list(ys)
         if grads is None:
@@ -392,7 +402,7 @@ def check_block(
     names = [f"output {i}" for i in range(len(forms))] if group else ["output"]
     if grads is not None and len(grads) != len(names):
         raise BlockError(f"{len(grads)} gradients for {len(names)} outputs; give one for each")
-    scales = scales_of(x, tensors, forms, group=group, grads=grads)
+    scales = scales_of(x, tensors, forms, group=group, grads=grads, masks=masks)
     if grads is not None:
         names += ["grad x", *(f"grad {i}" for i in range(len(tensors)))]
     tried = run(candidate, x.dtype), run(eager, x.dtype), run(eager, torch.float64)

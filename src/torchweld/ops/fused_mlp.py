@@ -24,6 +24,7 @@ from torchweld.core.argument_checks import check_flags, check_optional_flags, mi
 from torchweld.core.blocks import Gate, LayerForm, format_spec, with_dropout
 from torchweld.core.errors import BlockError
 from torchweld.ops import compiled_forward
+from torchweld.ops.backends.backend import wants_gradients
 from torchweld.ops.packing import compiling_for_here, new_pack
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -252,7 +253,8 @@ class FusedMLP(nn.Module):
             if tensor is not None
         ]
         dropping = self.training and self.dropout > 0.0
-        if not dropping and not _wants_gradients(x, tensors):
+        # The op refuses what is no tensor.
+        if not dropping and not (isinstance(x, Tensor) and wants_gradients(x, tensors)):
             return self._chain(x, tensors, format_spec(forms))
         spec = self._spec_in_training(forms) if dropping else format_spec(forms)
         op = torch.ops.torchweld.chain_training
@@ -342,14 +344,6 @@ class FusedMLP(nn.Module):
         if self.recompute is not None:
             parts.append(f"recompute={self.recompute}")
         return ", ".join(parts)
-
-
-def _wants_gradients(x: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd will record the call. A loop, since a generator breaks graphs."""
-    wanted = isinstance(x, Tensor) and x.requires_grad  # the op refuses what is no tensor
-    for tensor in tensors:
-        wanted = wanted or tensor.requires_grad
-    return wanted and torch.is_grad_enabled()
 
 
 def _check_place(device: Any, dtype: Any) -> None:

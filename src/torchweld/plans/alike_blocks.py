@@ -21,6 +21,7 @@ class AlikeKey:
     rows: int
     contiguous: bool
     training: bool
+    dropout: tuple[float, ...] = ()  # in training
 
 
 @dataclass(kw_only=True)
@@ -46,7 +47,8 @@ def alike_blocks(model: nn.Module, blocks: Sequence[Block], training: bool) -> l
             if call.rows > 0:
                 by_rows.setdefault((call.rows, call.contiguous), []).append(call)
         for (rows, contiguous), calls in by_rows.items():
-            key = AlikeKey(block.form, shapes, block.dtype, rows, contiguous, training)
+            dropout = block.dropout if training else ()
+            key = AlikeKey(block.form, shapes, block.dtype, rows, contiguous, training, dropout)
             one = found.setdefault(key, AlikeBlocks(key=key, blocks=[], calls=[]))
             one.blocks.append(block)
             one.calls.append(replace(calls[0], count=sum(call.count for call in calls)))

@@ -35,19 +35,29 @@ def input_like(call: Call, rows: int | None = None) -> Tensor:
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def block_call(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
+def block_forward(module: nn.Module, block: Block, x: Tensor) -> Callable[[], Tensor]:
     """A call of the block's module as the model makes it, with hooks and `__call__`."""
     first = next(iter(inspect.signature(module.forward).parameters), None)
     args, kwargs = ((x,), {}) if first in (block.argument, "args") else ((), {block.argument: x})
     kwargs |= dict.fromkeys(block.ignores, x)  # any tensor will do
+    return lambda: module(*args, **kwargs)
 
-    def infer() -> object:
-        with torch.no_grad():
-            return module(*args, **kwargs)
+
+def block_call(module: nn.Module, block: Block, x: Tensor, training: bool) -> Callable[[], object]:
+    """The same without gradients; in training with the backward, into fresh gradients."""
+    forward = block_forward(module, block, x)
+    if not training:
+        return torch.no_grad()(forward)
+    leaves = [x, *module.parameters()]
+    gradients: list[Tensor] = []  # of y, made once
 
     def train() -> object:
-        y = module(*args, **kwargs)
-        y.backward(torch.ones_like(y))
+        for leaf in leaves:
+            leaf.grad = None
+        y = forward()
+        if not gradients:
+            gradients.append(torch.ones_like(y))
+        y.backward(gradients[0])  # type: ignore[no-untyped-call]
         return y
 
-    return train if training else infer
+    return train

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.saved_tensors import saved_bytes
 from torchweld.machine.hardware import hardware
-from torchweld.plans.block_calls import block_call, input_like, module_of
-from torchweld.plans.plan import Verdict
+from torchweld.plans.block_calls import block_call, block_forward, input_like, module_of
+from torchweld.plans.plan import UNASKED, Verdict
 from torchweld.plans.time_budget import least_budget_s
 from torchweld.timing import Comparison, compare
 from torchweld.timing.timing_rounds import FEWEST_ROUNDS
@@ -49,6 +50,8 @@ class Timed:
     verdict: Verdict
     speed: Speed | NotMeasured
     copied_bytes: int = 0  # of one module, or of all members
+    saved_bytes: int | NotMeasured = UNASKED  # in training, kept by one call for its backward
+    original_saved_bytes: int | NotMeasured = UNASKED
     log_ratios: tuple[float, ...] = ()  # of each round, over the original
 
 
@@ -106,13 +109,34 @@ def time_choices(
     }
     turns = FIRST_TURNS if call_s < LONG_S else 1
     try:
-        return time_ways(model, runs, (), ways, turns=turns, budget_s=budget_s)
+        timed = time_ways(model, runs, (), ways, turns=turns, budget_s=budget_s)
+        return with_saved_bytes(model, blocks[0], x, ways, timed) if training else timed
     except TorchweldError:  # one of them cannot be welded
         if len(choices) == 1:
             return {}
         share_s = budget_s / len(choices)
         alone = [time_choices(model, blocks, call, [c], training, share_s) for c in choices]
         return {choice: timed for one in alone for choice, timed in one.items()}
+
+
+def with_saved_bytes(
+    model: nn.Module,
+    block: Block,
+    x: Tensor,
+    ways: Mapping[Choice, Sequence[Decision]],
+    timed: Mapping[Choice, Timed],
+) -> dict[Choice, Timed]:
+    """The same, with what a call of the block keeps for its backward, welded and not."""
+    forward = block_forward(module_of(model, block), block, x)
+    found: dict[Choice, Timed] = {}
+    with faces(model, [own[:1] for own in ways.values()]) as (original, *welded):
+        original.show()
+        before = saved_bytes(forward, model.parameters())
+        for choice, face in zip(ways, welded, strict=True):
+            face.show()
+            after = saved_bytes(forward, model.parameters())
+            found[choice] = replace(timed[choice], saved_bytes=after, original_saved_bytes=before)
+    return found
 
 
 def time_ways(

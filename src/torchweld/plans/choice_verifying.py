@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from torchweld.core.blocks import LayerForm, parse_spec, split_tensors
+from torchweld.core.blocks import LayerForm, parse_spec, split_tensors, with_dropout
 from torchweld.core.not_measured import NotMeasured
 from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops import backends
@@ -30,9 +30,16 @@ MOST_VERIFIED_COLUMNS = 4096
 def verify_choice(
     model: nn.Module, block: Block, call: Call, choice: Choice, training: bool
 ) -> Trial:
-    """Whether the choice gives right numbers, by the numerical rule; nothing is timed."""
+    """Whether the choice gives right numbers, by the numerical rule; nothing is timed.
+
+    In training the gradients are judged too. A block with dropout is verified while it drops out.
+    """
     tensors = [tensor.detach() for tensor in tensors_of(model, block)]
     forms = parse_spec(block.form)
+    if training:
+        if 1.0 in block.dropout:
+            return unverified(choice, "cannot serve", "its dropout leaves nothing")
+        forms = with_dropout(forms, block.dropout)
     form = Form.of("chain", forms, tensors)
     backend = backends.backend_named(choice.backend)
     dtype, device = getattr(torch, call.dtype), device_of(tensors[0])

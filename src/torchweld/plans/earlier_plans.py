@@ -70,6 +70,11 @@ def without_groups(fields: dict[str, Any]) -> dict[str, Any]:
     return dict(fields)
 
 
+def without_recompute(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 to format 4, whose choices say whether they recompute; before, none did."""
+    return dict(fields)
+
+
 def _each(items: Any, upgrade: Any) -> Any:
     if not isinstance(items, list):
         return items

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -34,25 +34,33 @@ from torchweld.welds.weld_decisions import Choice, Decision
 # A copy of the weights must be worth its memory: this much faster than the best choice without one,
 # unless the copy is so small that nobody notices.
 COPY_GAIN = 1.05
+# What is kept for a backward must be worth its memory too: this much faster than keeping the input
+# alone.
+SAVING_GAIN = 1.02
 SMALL_COPY_BYTES = 256 << 10
 
 
 def choices_for(
-    training: bool, with_compile: bool, packing: bool, weights: Iterable[Tensor]
+    training: bool,
+    with_compile: bool,
+    packing: bool,
+    weights: Iterable[Tensor],
+    recompute: bool | None = None,
 ) -> tuple[Choice, ...]:
     """What is tried, apart from leaving the block as it is: in the order of BACKENDS, copies first.
 
     Only backends for the devices that the weights are on; if there is none, all of them, so that
-    the plan has their reasons.
+    the plan has their reasons. `recompute`: only choices that do so, or that do not.
     """
     use = "training" if training else "inference"
     tried = [
-        Choice(backend=backend.name, packed=mode.packs)
+        Choice(backend=backend.name, packed=mode.packs, recompute=mode.recomputes)
         for backend in backends.BACKENDS
         for mode in sorted(backend.abilities.modes, key=lambda mode: not mode.packs)
         if use in mode.planned
         if with_compile or not backend.abilities.compiles
         if packing or not mode.packs
+        if recompute is None or mode.recomputes is recompute
     ]
     devices = {device_of(weight).type for weight in weights}
     return tuple(c for c in tried if c.abilities.runs_on(devices)) or tuple(tried)
@@ -88,7 +96,9 @@ def tune(
     Times that were measured before are taken from `memory`.
     """
     training = options.training
-    choices = choices_for(training, options.with_compile, options.packing, model.parameters())
+    choices = choices_for(
+        training, options.with_compile, options.packing, model.parameters(), options.recompute
+    )
     table = None if options.measure else table_here()
     alike = alike_blocks(model, blocks, training)
     found: list[Tuning] = []
@@ -156,6 +166,9 @@ def _timed(
             speed=found.speed,
             copied_bytes=found.copied_bytes or trials[choice].copied_bytes,
             copy_gain=copy_gain_of(found, timed.values()),
+            saved_bytes=found.saved_bytes,
+            original_saved_bytes=found.original_saved_bytes,
+            over_saving=over_saving_of(choice, timed),
         )
     tuning = choose(one.key.rows, list(trials.values()))
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
@@ -241,8 +254,9 @@ def _verified_again(model: nn.Module, one: AlikeBlocks, kept: Tuning) -> Tuning:
 
 
 def choose(rows: int, trials: Sequence[Trial], over: str = "the original's speed") -> Tuning:
-    """The fastest that is verified and beyond noise; a copy only if it is worth its memory.
+    """The fastest that is verified and beyond noise.
 
+    A copy, and hidden values that are kept for a backward, only if they are worth their memory.
     over: what the trials were timed against, in words
     """
     good = [
@@ -260,6 +274,13 @@ def choose(rows: int, trials: Sequence[Trial], over: str = "the original's speed
     if leanest is not best and not small and gain < COPY_GAIN:
         why = f"{lean_speedup:.2f} times {over}; a copy gains too little"
         return tuning_of(rows, trials, leanest.choice, why)
+    for other_speedup, other in good:
+        ratio = other.over_saving
+        if not isinstance(ratio, float):
+            ratio = other_speedup / speedup
+        if other.choice.recompute and not best.choice.recompute and SAVING_GAIN * ratio >= 1.0:
+            why = f"{other_speedup:.2f} times {over}; keeping more than the input gains too little"
+            return tuning_of(rows, trials, other.choice, why)
     return tuning_of(rows, trials, best.choice, f"{speedup:.2f} times {over}")
 
 
@@ -283,6 +304,26 @@ def copy_gain_of(own: Timed, everything: Iterable[Timed]) -> float | NotMeasured
     if not lean or not isinstance(own.speed, Speed):
         return NotMeasured("no choice without a copy was timed")
     _, ratios = max(lean)
-    if len(own.log_ratios) != len(ratios):
-        return NotMeasured("the choice without a copy was timed in other rounds")
-    return math.exp(statistics.median(a - b for a, b in zip(own.log_ratios, ratios, strict=True)))
+    return _paired(own.log_ratios, ratios)
+
+
+def over_saving_of(choice: Choice, timed: Mapping[Choice, Timed]) -> float | NotMeasured:
+    """The speed of a choice that recomputes over the best that saves, round by round."""
+    if not choice.recompute:
+        return NotMeasured("it computes nothing again")
+    saving = [
+        (other.speed.speedup, other.log_ratios)
+        for one, other in timed.items()
+        if isinstance(other.speed, Speed) and not one.recompute
+    ]
+    if not saving or not isinstance(timed[choice].speed, Speed):
+        return NotMeasured("no choice that keeps hidden values was timed beside it")
+    _, ratios = max(saving)
+    return _paired(timed[choice].log_ratios, ratios)
+
+
+def _paired(own: Sequence[float], other: Sequence[float]) -> float | NotMeasured:
+    """How many times as fast, from the log-ratios of the same rounds."""
+    if not own or len(own) != len(other):
+        return NotMeasured("they were timed in other rounds")
+    return math.exp(statistics.median(a - b for a, b in zip(own, other, strict=True)))

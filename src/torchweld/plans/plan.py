@@ -77,6 +77,10 @@ class Trial(Judged):
     error_ratio: Measured | NotMeasured  # to what the numerical rule allows: 1 is the bound
     copied_bytes: Count = 0  # of one module
     copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best choice without a copy
+    # In training, what one call keeps for its backward, and what the original keeps.
+    saved_bytes: Count | NotMeasured = UNASKED
+    original_saved_bytes: Count | NotMeasured = UNASKED
+    over_saving: Ratio | NotMeasured = UNASKED  # of a recompute: speed over the best that saves
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(earlier_plans.trial(state))
@@ -259,8 +263,12 @@ class Plan(SavedRecord):
 
     FORMAT = RecordFormat(
         what="plan",
-        version=3,
-        upgrades={1: earlier_plans.plan, 2: earlier_plans.without_groups},
+        version=4,
+        upgrades={
+            1: earlier_plans.plan,
+            2: earlier_plans.without_groups,
+            3: earlier_plans.without_recompute,
+        },
         remedy="plan again",
         indent=1,
         most_bytes=1 << 26,

@@ -9,6 +9,7 @@ from torchweld.core.argument_checks import (
     check_flags,
     check_kind,
     check_number,
+    check_optional_flags,
     check_progress,
 )
 from torchweld.core.errors import TorchweldError
@@ -30,6 +31,7 @@ class PlanOptions:
     budget_s: float | None = None
     with_compile: bool = False
     packing: bool = True
+    recompute: bool | None = None
     profile: Profile | None = None
     remember: bool = True
     progress: Progress | None = None
@@ -37,6 +39,12 @@ class PlanOptions:
     def __post_init__(self) -> None:
         flags = ("training", "force", "measure", "quick", "remember", "with_compile", "packing")
         check_flags("plan", **{name: getattr(self, name) for name in flags})
+        check_optional_flags("plan", recompute=self.recompute)
+        if self.recompute is not None and not self.training:
+            raise TorchweldError(
+                f"recompute={self.recompute} says what is kept for a backward; give training=True "
+                "too, or leave it out"
+            )
         if self.force and not self.measure:
             raise TorchweldError(
                 "force=True welds all that verifies, and measure=False what a table knows to be "

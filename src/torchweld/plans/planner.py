@@ -60,6 +60,7 @@ def plan(
     budget_s: float | None = None,
     with_compile: bool = False,
     packing: bool = True,
+    recompute: bool | None = None,
     profile: Profile | None = None,
     remember: bool = True,
     progress: Progress | None = None,
@@ -77,6 +78,9 @@ def plan(
     budget_s:      seconds for measuring
     with_compile:  also try torch.compile on each block, which takes seconds per shape
     packing:       if False, keep no copies of weights, which take as much memory as the weights
+    recompute:     in training, what welded blocks keep for the backward: True, their input alone;
+                   False, a hidden-sized tensor per layer too (gated: two). By default both are
+                   measured, and the input alone is kept unless that costs more than 2 %
     profile:       a profile of these inputs, to predict the gain from
     remember:      reuse times that were measured earlier for the same shapes, and keep new ones
     progress:      called with what is being done and how far it is (0 to 1)
@@ -90,6 +94,7 @@ def plan(
         budget_s=budget_s,
         with_compile=with_compile,
         packing=packing,
+        recompute=recompute,
         profile=profile,
         remember=remember,
         progress=progress,
@@ -187,6 +192,7 @@ def fuse(
     quick: bool = False,
     budget_s: float | None = None,
     packing: bool = True,
+    recompute: bool | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Plan and apply in one step; `tw.plan_of(model)` says what was done and why.
@@ -201,6 +207,7 @@ def fuse(
         quick=quick,
         budget_s=budget_s,
         packing=packing,
+        recompute=recompute,
         progress=progress,
     )
     reweld(model, made.decisions, made)  # planned on this very model, so it fits

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
+from torchweld.core.blocks import format_spec, parse_spec, with_dropout
 from torchweld.core.measured_speed import Speed
 from torchweld.core.module_paths import grouped_paths
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import age, counted, duration, figure, share, size
 from torchweld.core.safe_text import clean
-from torchweld.plans.plan import Outcome, Plan, Planned, PlannedGroup, Tuned, Tuning, Whole
+from torchweld.plans.plan import Outcome, Plan, Planned, PlannedGroup, Trial, Tuned, Tuning, Whole
 from torchweld.welds.found_blocks import Domain, Refusal
 
 WIDTH = 100
@@ -27,7 +28,9 @@ LEFT: dict[Outcome, str] = {
     "not faster": "measured and no faster than the original beyond noise",
     "cannot be welded": "cannot be welded",
 }
-COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "error", "copy")
+COLUMNS = ("block", "computes", "rows", "choice", "speed-up", "error")
+# The last column: the memory of a copy of the weights; in training what a call keeps.
+COPIED, KEPT = "copy", "kept"
 
 
 def plan_text(plan: Plan) -> str:
@@ -139,7 +142,23 @@ def _account(plan: Plan) -> Iterator[str]:
     errors = [one.error_ratio for one in plan.whole if not isinstance(one.error_ratio, NotMeasured)]
     error = f"output error {max(errors):.2g}x of eager's; " if errors else ""
     copies = f"{size(plan.copied_bytes)} of copies" if plan.copied_bytes else "no copies of weights"
-    yield f"{welded}{error}{copies}"
+    yield f"{welded}{error}{_kept(plan) or copies}"
+
+
+def _kept(plan: Plan) -> str:
+    """What welded blocks keep for the backward, of what the original keeps; "" if not known."""
+    found = [
+        (tuning.count * trial.saved_bytes, tuning.count * trial.original_saved_bytes)
+        for one in plan.planned
+        for tuning in one.tunings
+        if (trial := tuning.best) is not None
+        and isinstance(trial.saved_bytes, int)
+        and isinstance(trial.original_saved_bytes, int)
+    ]
+    after, before = (sum(column) for column in zip(*found, strict=True)) if found else (0, 0)
+    if not before:
+        return ""
+    return f"keeps {share(after / before, 1)} of what the original keeps for the backward"
 
 
 # ---- what was left ----
@@ -263,17 +282,17 @@ def _calls(domain: Domain) -> str:
 
 
 def _table(plan: Plan) -> list[str]:
-    rows: list[tuple[str, ...]] = [COLUMNS]
+    rows: list[tuple[str, ...]] = [(*COLUMNS, KEPT if plan.training else COPIED)]
     for one, names in _alike(plan.planned):
         for tuning in one.tunings:
-            rows.append((names, one.block.form, *_cells(tuning, "original")))
+            rows.append((names, _computes(plan, one), *_cells(tuning, "original", plan.training)))
             names = ""
     for group, names in _alike_groups(plan):
         computes = f"group of {len(plan.members(group))}"
         for tuning in group.tunings:
-            rows.append((names, computes, *_cells(tuning, "one by one")))
+            rows.append((names, computes, *_cells(tuning, "one by one", plan.training)))
             names = ""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     # If the table is too wide, names are shortened first, then forms.
     for column, least in ((0, 24), (1, 14)):
         excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
@@ -282,6 +301,8 @@ def _table(plan: Plan) -> list[str]:
         "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+    if plan.training and any(row[-1] for row in rows[1:]):
+        lines.append("kept: for the backward of one call, parameters left out")
     if plan.groups:
         lines.append("the speed-up of a group is over its members one by one, as they are planned")
     return lines + _remembered((*plan.planned, *plan.groups))
@@ -303,7 +324,9 @@ def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
     """Blocks with the same tuning, in one line."""
     groups: dict[tuple[object, ...], list[Planned]] = {}
     for one in planned:
-        groups.setdefault((one.block.form, one.block.in_features, one.tunings), []).append(one)
+        block = one.block
+        alike = (block.form, block.dropout, block.in_features, one.tunings)
+        groups.setdefault(alike, []).append(one)
     return [(same[0], ", ".join(_names([p.block.path for p in same]))) for same in groups.values()]
 
 
@@ -320,7 +343,15 @@ def _alike_groups(plan: Plan) -> list[tuple[PlannedGroup, str]]:
     ]
 
 
-def _cells(tuning: Tuning, unwelded: str) -> tuple[str, ...]:
+def _computes(plan: Plan, one: Planned) -> str:
+    """The form; in training with what is dropped."""
+    block = one.block
+    if not plan.training or len(block.dropout) != block.layers or 1.0 in block.dropout:
+        return block.form
+    return format_spec(with_dropout(parse_spec(block.form), block.dropout))
+
+
+def _cells(tuning: Tuning, unwelded: str, training: bool) -> tuple[str, ...]:
     best = tuning.best
     if best is None:
         return str(tuning.rows), unwelded, tuning.outcome, "", ""
@@ -335,5 +366,14 @@ def _cells(tuning: Tuning, unwelded: str) -> tuple[str, ...]:
         choice,
         speed,
         f"{error}" if isinstance(error, NotMeasured) else f"{error:.2f}",
-        size(best.copied_bytes) if best.copied_bytes else "",
+        _memory(best, training),
     )
+
+
+def _memory(best: Trial, training: bool) -> str:
+    if not training:
+        return size(best.copied_bytes) if best.copied_bytes else ""
+    kept, before = best.saved_bytes, best.original_saved_bytes
+    if not isinstance(kept, int):
+        return ""
+    return f"{size(kept)} of {size(before)}" if isinstance(before, int) else size(kept)

@@ -118,6 +118,10 @@ class Block:
         except TorchweldError as error:
             yield f"has a form that cannot be read: {error}"
             return
+        if any(form.dropout for form in forms):
+            yield "has dropout in its form; `dropout` has the probabilities"
+        if self.dropout and len(self.dropout) != len(forms):
+            yield f"has {len(self.dropout)} probabilities of dropout for {len(forms)} layers"
         wanted = sum(form.tensors for form in forms)
         if len(self.tensors) != wanted:
             yield f"names {len(self.tensors)} tensors, but its form has {wanted}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchweld.core.argument_checks import check_flags, check_kind, misfit
+from torchweld.core.errors import TorchweldError
 from torchweld.core.record_fields import Word
 from torchweld.ops.backends import Abilities, backend_named
 from torchweld.welds.found_blocks import Block
@@ -16,14 +17,23 @@ from torchweld.welds.found_blocks import Block
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to run a block; `packed` keeps a copy of the weights in the kernel's own layout."""
+    """One way to run a block.
+
+    packed:    keep a copy of the weights in the kernel's own layout
+    recompute: in training, keep the input alone and compute hidden values again in the backward
+    """
 
     backend: Word
     packed: bool = False
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         backend_named(self.backend)  # or a TorchweldError that lists the backends there are
-        check_flags("Choice", packed=self.packed)
+        check_flags("Choice", packed=self.packed, recompute=self.recompute)
+        if self.packed and self.recompute:
+            raise TorchweldError(
+                "Choice: packed=True is for inference and recompute=True for training; give one"
+            )
 
     @property
     def abilities(self) -> Abilities:
@@ -33,7 +43,8 @@ class Choice:
     def mode(self) -> str:
         """The name of the backend's mode for this choice."""
         can = self.abilities
-        return ((self.packed and can.packed_mode) or can.modes[0]).name
+        asked = (self.packed and can.packed_mode) or (self.recompute and can.recompute_mode)
+        return (asked or can.modes[0]).name
 
 
 # (first row count, last, choice)
@@ -78,6 +89,12 @@ class Decision:
         return tuple(choice for _, _, choice in self.by_rows if choice is not None)
 
     @property
+    def recompute(self) -> bool | None:
+        """What a graph for any row count keeps: as the choices say; None if they differ."""
+        kinds = {choice.recompute for choice in self.choices}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    @property
     def in_graphs(self) -> bool:
         """Whether a graph may hold the op: it is for any row count, so each range must allow it."""
         kinds = [choice is not None and choice.abilities.in_graphs for *_, choice in self.by_rows]
@@ -101,6 +118,11 @@ class Decision:
             end = max(end, last)
             if choice is not None and choice.packed and choice.abilities.packed_mode is None:
                 found.append(f"backend {choice.backend} keeps no packed copy; give packed=False")
+            if choice is not None and choice.recompute and choice.abilities.recompute_mode is None:
+                found.append(
+                    f"backend {choice.backend} computes nothing again in its backward; give "
+                    "recompute=False"
+                )
             if choice is not None and self.training and not choice.abilities.trains:
                 found.append(f"backend {choice.backend} has no gradients; give training=False")
         return found

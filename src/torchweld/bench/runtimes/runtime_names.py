@@ -24,7 +24,9 @@ Runtimes = Mapping[str, Callable[[], Runtime]]
 BLOCK_PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
 MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
 OWN_MODEL = "torchweld"
-OWN = tuple(f"{b.name}:{mode.name}" for b in BACKENDS for mode in b.abilities.modes)
+# What is kept for a backward makes no difference to a forward.
+MODES = tuple((b, mode) for b in BACKENDS for mode in b.abilities.modes if not mode.recomputes)
+OWN = tuple(f"{backend.name}:{mode.name}" for backend, mode in MODES)
 
 
 def _own(backend: Backend, mode: BackendMode | None) -> Callable[[], Runtime]:
@@ -36,7 +38,7 @@ def _own(backend: Backend, mode: BackendMode | None) -> Callable[[], Runtime]:
 # Our backends have their names, with a mode after a colon if it is not the first: "torch:mkldnn".
 RUNTIMES: Runtimes = {
     **{backend.name: _own(backend, None) for backend in BACKENDS},
-    **{f"{b.name}:{mode.name}": _own(b, mode) for b in BACKENDS for mode in b.abilities.modes},
+    **{f"{backend.name}:{mode.name}": _own(backend, mode) for backend, mode in MODES},
     "eager": EagerRuntime,
     "mkldnn": MkldnnRuntime,
     "compile": CompiledRuntime,  # our backend of this name is compile:inductor
@@ -53,6 +55,15 @@ TABLE_RUNTIMES: Runtimes = {
     "eager": EagerRuntime,
     **{name: partial(WeldedBlockRuntime, packed=way == "packed") for name, way in WAYS.items()},
 }
+
+
+# In training, names of ours say what is kept for the backward. A whole model's is by its plan.
+TRAINED = {OWN_MODEL: False, f"{OWN_MODEL}:recompute": True, f"{OWN_MODEL}:auto": None}
+TRAINING_RUNTIMES: Runtimes = {
+    **{name: RUNTIMES[name] for name in BLOCK_PEERS},
+    **{name: partial(FusedMlpRuntime, recompute=keeps) for name, keeps in TRAINED.items()},
+}
+TRAINING_PEERS = tuple(name for name in BLOCK_PEERS if RUNTIMES[name]().trains)
 
 
 def is_apart(name: str) -> bool:

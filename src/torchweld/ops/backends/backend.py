@@ -36,6 +36,10 @@ class Form:
         return self.sizes[0][0]
 
     @property
+    def drops_out(self) -> bool:
+        return any(form.dropout > 0 for form in self.forms)
+
+    @property
     def spec(self) -> str:
         """The text that the ops of `torch.ops.torchweld` take."""
         return format_spec(self.forms)
@@ -61,7 +65,10 @@ class Form:
                     f"layer {i} takes {sizes[i][0]} features, but {feeds} has {given}; "
                     "they must be equal"
                 )
-        return Form(kind=kind, forms=tuple(forms), sizes=tuple(sizes))
+        found = Form(kind=kind, forms=tuple(forms), sizes=tuple(sizes))
+        if kind == "group" and found.drops_out:
+            raise BlockError(f"{found} has dropout, which chains alone have; leave it out")
+        return found
 
 
 def _sizes(index: int, form: LayerForm, tensors: Sequence[Tensor]) -> tuple[int, int]:
@@ -138,7 +145,9 @@ def mode_of(backend: Backend, mode: str | None) -> str:
     return known(mode or names[0], names, f"mode of backend {backend.name}")
 
 
-def plain_reasons(backend: Backend, dtype: torch.dtype, device: torch.device) -> list[str]:
+def plain_reasons(
+    backend: Backend, block: Form, dtype: torch.dtype, device: torch.device
+) -> list[str]:
     """Why it cannot be used here at all, and the reasons that follow from its abilities."""
     can = backend.abilities
     reasons = backend.unavailable()
@@ -146,6 +155,8 @@ def plain_reasons(backend: Backend, dtype: torch.dtype, device: torch.device) ->
         reasons.append(f"it runs on {', '.join(can.devices or ())}; the tensors are on {device}")
     if str(dtype).removeprefix("torch.") not in can.dtypes:
         reasons.append(f"{dtype} is not one of {', '.join(can.dtypes)}; cast with .to()")
+    if block.drops_out and not can.drops_out:
+        reasons.append("it does not apply dropout inside a block")
     if not can.deterministic and torch.are_deterministic_algorithms_enabled():
         reasons.append(
             "its results differ in their last bits from run to run, and "
@@ -182,12 +193,20 @@ def refusal_lines(name: str, mode: str | None, block: Form, reasons: Sequence[st
     return [f"backend {what} cannot run {block}:", *(f"  - {r}" for r in reasons)]
 
 
+def wants_gradients(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd will record a call. A loop: compilers cannot follow a generator."""
+    wanted = x.requires_grad
+    for tensor in tensors:
+        wanted = wanted or tensor.requires_grad
+    return wanted and torch.is_grad_enabled()
+
+
 def values_alone(x: Tensor, tensors: Sequence[Tensor]) -> bool:
     """Whether a call needs only values: no gradient or tangent, no autocast, no tracer.
 
     Only then may a runner overwrite its own intermediate results, or use a copy of the weights.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
+    if wants_gradients(x, tensors):
         return False
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return False

@@ -86,7 +86,7 @@ class CompileBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        return plain_reasons(self, dtype, device)
+        return plain_reasons(self, block, dtype, device)
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
         check_build(self, block, tensors, mode)

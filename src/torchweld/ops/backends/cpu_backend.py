@@ -1,8 +1,10 @@
 """Backend `cpu`: the compiled kernels behind `torch.ops.torchweld`.
 
-Mode `natural` reads the original weights. Mode `packed` keeps a copy in the kernels' own layout,
-and copies again when the weights have changed. A call that needs more than values (a gradient,
-autocast, a tracer) reads the original weights in both modes.
+Modes `natural` and `recompute` read the original weights. For a backward, `natural` keeps x and
+what the kernels need of hidden values; `recompute` keeps x alone and computes them again. Mode
+`packed` keeps a copy of the weights in the kernels' own layout, and copies again when they have
+changed. A call that needs more than values (a gradient, autocast, a tracer) reads the original
+weights in all modes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torchweld.ops.backends.backend import (
     mode_of,
     plain_reasons,
     values_alone,
+    wants_gradients,
 )
 from torchweld.ops.backends.weight_watch import WeightWatch, check_watchable
 
@@ -30,14 +33,22 @@ from torchweld.ops.backends.weight_watch import WeightWatch, check_watchable
 class NaturalRunner:
     copied_bytes = 0
 
-    def __init__(self, block: Form, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, block: Form, tensors: Sequence[Tensor], recompute: bool = False) -> None:
         ops = torch.ops.torchweld
         self._op = (ops.chain if block.kind == "chain" else ops.group).default
         self._tensors = list(tensors)
         self._spec = block.spec
+        self._recompute = recompute
+        self._drops_out = block.drops_out
+        self._is_chain = block.kind == "chain"
 
     def __call__(self, x: Tensor) -> Tensor | list[Tensor]:
-        y: Tensor | list[Tensor] = self._op(x, self._tensors, self._spec)
+        y: Tensor | list[Tensor]
+        if self._is_chain and (self._drops_out or wants_gradients(x, self._tensors)):
+            op = torch.ops.torchweld.chain_training.default
+            y = op(x, self._tensors, self._spec, self._recompute)
+        else:
+            y = self._op(x, self._tensors, self._spec)
         return y
 
 
@@ -77,10 +88,12 @@ class CpuBackend:
         devices=("cpu",),
         modes=(
             BackendMode(name="natural", planned=("inference", "training")),
+            BackendMode(name="recompute", recomputes=True, planned=("training",)),
             BackendMode(name="packed", packs=True, planned=("inference",)),
         ),
         needs="torchweld's compiled kernels",
         trains=True,
+        drops_out=True,
         deterministic=True,
         in_graphs=True,
         c_forward=True,
@@ -104,12 +117,16 @@ class CpuBackend:
         device: torch.device,
         mode: str | None = None,
     ) -> list[str]:
-        mode_of(self, mode)
-        return plain_reasons(self, dtype, device)
+        packs = mode_of(self, mode) == "packed"
+        reasons = plain_reasons(self, block, dtype, device)
+        if packs and block.drops_out:
+            reasons.append("packed copies are for inference, where nothing is dropped")
+        return reasons
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
-        if check_build(self, block, tensors, mode) == "natural":
-            return NaturalRunner(block, tensors)
+        mode = check_build(self, block, tensors, mode)
+        if mode != "packed":
+            return NaturalRunner(block, tensors, recompute=mode == "recompute")
         check_watchable(tensors, "mode packed of backend cpu")
         return PackedRunner(block, tensors)
 

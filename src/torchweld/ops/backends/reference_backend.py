@@ -122,6 +122,7 @@ class ReferenceBackend:
         modes=(BackendMode(name="eager"),),
         needs="nothing but torch",
         trains=True,
+        drops_out=True,
         deterministic=True,
     )
 
@@ -137,7 +138,7 @@ class ReferenceBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode_of(self, mode)
-        return plain_reasons(self, dtype, device)
+        return plain_reasons(self, block, dtype, device)
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
         check_build(self, block, tensors, mode)

@@ -296,7 +296,7 @@ class TorchBackend:
         mode: str | None = None,
     ) -> list[str]:
         mode = mode_of(self, mode)
-        reasons = plain_reasons(self, dtype, device)
+        reasons = plain_reasons(self, block, dtype, device)
         return reasons + (mkldnn_linears.reasons(dtype, device) if mode == "mkldnn" else [])
 
     def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:

@@ -28,7 +28,6 @@ from torchweld.welds.tracing.call_recording import (
     Opaque,
     RecordedCalls,
     SeenModule,
-    Signature,
     TensorSpec,
     closed_reason,
     forward_signature,
@@ -121,15 +120,6 @@ class Candidates:
         except Refused as refused:
             return _about_experts(module, refused)
 
-    def _check_evaluation(
-        self, module: nn.Module, signature: Signature, chain: Chain, key: Hashable
-    ) -> None:
-        """Refused unless evaluation differs from training in dropout alone: a weld serves both."""
-        other = self._proofs.read(module, replace(signature, training=False), key)
-        if replace(other, dropout=()) != replace(chain, dropout=()):
-            where = defined_at(module)
-            raise Refused("computes different things in evaluation and in training", where=where)
-
     def _check_parts(self, module: nn.Module) -> None:
         """Refused if a part, a module with tensors but without children, is not a Linear."""
         parts = [
@@ -156,8 +146,11 @@ class Candidates:
         key = structure_key(module)
         for kind, signature in kinds_of(seen.filled).items():
             chain = self._proofs.read(module, signature, (key, kind))
+            evaluated = chain
             if signature.training:
-                self._check_evaluation(module, signature, chain, (key, kind, "eval"))
+                at_rest = replace(signature, training=False)
+                evaluated = self._proofs.read(module, at_rest, (key, kind, "eval"))
+            check_evaluation(chain, evaluated, defined_at(module))
             if found is None:
                 found = chain
             elif replace(chain, dropout=found.dropout) != found:
@@ -168,6 +161,14 @@ class Candidates:
                 found = chain if chain.dropout else found
         assert found is not None
         return found
+
+
+def check_evaluation(chain: Chain, evaluated: Chain, where: str = "") -> None:
+    """Refused unless evaluation differs from training in dropout alone: a weld serves both."""
+    if any(evaluated.dropout):
+        raise Refused("drops out in evaluation too", "aten.dropout", where)
+    if evaluated != replace(chain, dropout=()):
+        raise Refused("computes different things in evaluation and in training", where=where)
 
 
 def _about_experts(module: nn.Module, refused: Refused) -> Refused:

@@ -17,7 +17,7 @@ from torch import nn
 
 from torchweld.core.errors import CannotCloneError
 from torchweld.welds.cloning.model_clone import structural_clone
-from torchweld.welds.finding.block_candidates import check_state
+from torchweld.welds.finding.block_candidates import check_evaluation, check_state
 from torchweld.welds.finding.structure_key import structure_key
 from torchweld.welds.found_blocks import Beside, Block, Call, DType, Refusal
 from torchweld.welds.guarding.block_validity import Proofs, facts_for, kinds_of
@@ -85,6 +85,11 @@ class Rereader:
         for signature in signatures:
             about = (key, signature.arguments, signature.grad, signature.training)
             chain = self._proofs.read(module, signature, about)
+            evaluated = chain
+            if signature.training:
+                at_rest = replace(signature, training=False)
+                evaluated = self._proofs.read(module, at_rest, (*about[:-1], False))
+            check_evaluation(chain, evaluated)
             if found is None or (chain.dropout and not found.dropout):
                 found, chain = chain, found or chain
             same = replace(chain, dropout=()) == replace(found, dropout=())

@@ -16,7 +16,7 @@ from torch import nn
 
 from torchweld import ops
 from torchweld.welds.swapping.original_code import WeldedModel
-from torchweld.welds.swapping.tensor_binding import Bound, Stand
+from torchweld.welds.swapping.tensor_binding import PACKED, Bound, Stand
 from torchweld.welds.weld_decisions import Decision, choice_at
 
 
@@ -37,13 +37,14 @@ class Membership:
         `single` is for calls that cannot be gathered; if None, the caller has to run those calls.
         """
         choice = choice_at(self._decision.in_group, rows)
-        if choice is None or bound.packed is None or not bound.direct:
+        packed = bound.stands.get(PACKED)
+        if choice is None or packed is None or not bound.direct:
             return None
         gatherings = self._model.gatherings
         gathering = gatherings.setdefault(self._decision.block.group, ops.compiled.Gathering())
         if gathering.stopped:
             return None
-        stand = bound.packed.__dict__
+        stand = packed.__dict__
         linears = [linear._parameters for linear in stand["_modules"].values()]
         self._number = gathering.join(weakref.ref(module), linears, stand["_spec"], stand["_pack"])
         return ops.compiled.GroupMember(gathering, self._number, single)

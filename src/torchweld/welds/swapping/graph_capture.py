@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from torchweld.ops.backends.backend import wants_gradients
 from torchweld.ops.packing import exporting
 from torchweld.welds.guarding.welded_structure import inside
 
@@ -51,11 +52,15 @@ def record(
         base.forward(module, *args, **kwargs)
     elif joint.structure.differs(module):
         return None
-    training = module.training
+    training, mixed = module.training, False
     for part in joint.structure.parts:
         found = inside(module, part.steps)
-        training = training or (found is not None and found.training)
+        if found is not None:
+            training = training or found.training
+            mixed = mixed or found.training is not module.training
     if training and not joint.trains:
+        return None
+    if mixed and joint.drops_out:
         return None
     tensors: list[Tensor] = []
     for steps, name in joint.tensor_steps:
@@ -68,11 +73,16 @@ def record(
         tensors.append(tensor)
     portable = exporting() or torch._C._get_tracing_state() is not None
     # What is exported or traced in eval mode is for inference, whatever the gradient mode.
-    gradients = not portable and _wants_gradients(x, tensors)
+    gradients = not portable and wants_gradients(x, tensors)
     if joint.infers and gradients:
         return None
     y: Tensor
-    if joint.kept is None or portable or training or gradients:
+    if training:
+        keeps = joint.decision.recompute
+        y = torch.ops.torchweld.chain_training(x, tensors, joint.training_spec, keeps)
+    elif gradients:
+        y = torch.ops.torchweld.chain_training(x, tensors, joint.spec, joint.decision.recompute)
+    elif joint.kept is None or portable:
         y = torch.ops.torchweld.chain(x, tensors, joint.spec)
     else:
         y = torch.ops.torchweld.chain_kept(x, tensors, joint.spec, joint.kept)
@@ -97,10 +107,3 @@ def _is_valid(joint: Joint, picked: Picked) -> bool:
 def _to_onnx() -> bool:
     """Whether the graph is to be turned into one that knows nothing of our op."""
     return not torch.compiler.is_dynamo_compiling() and torch.onnx.is_in_onnx_export()
-
-
-def _wants_gradients(x: Tensor, tensors: list[Tensor]) -> bool:
-    wanted = x.requires_grad
-    for tensor in tensors:
-        wanted = wanted or tensor.requires_grad
-    return wanted and torch.is_grad_enabled()

@@ -52,4 +52,10 @@ def read_again(module: nn.Module, block: Block) -> tuple[Guard, Block] | str:
     if isinstance(now, Refusal):
         return now.reason
     changed = next(differences(now, replace(block, path="")), "")
+    if not changed and block.calls and now.dropout != block.dropout:
+        changed = f"drops out with {_listed(now.dropout)} and not with {_listed(block.dropout)}"
     return changed or (guard, now)
+
+
+def _listed(probabilities: tuple[float, ...]) -> str:
+    return ", ".join(map(str, probabilities)) or "nothing"

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from torchweld import ops
-from torchweld.core.blocks import format_spec, parse_spec
+from torchweld.core.blocks import LayerForm, format_spec, parse_spec, with_dropout
 from torchweld.core.errors import BuildError, RefusedError, TorchweldError
 from torchweld.core.interrupt_safety import Apart
 from torchweld.core.safe_text import clean
+from torchweld.numerics.dropped_values import drawing_from, random_state
 from torchweld.ops import compiled_forward
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, Runner
@@ -36,7 +37,8 @@ from torchweld.welds.swapping.gathering import Membership
 from torchweld.welds.swapping.guard_making import read_again
 from torchweld.welds.swapping.original_code import Telling, WeldedModel
 from torchweld.welds.swapping.safety_net import Checking, disagreement
-from torchweld.welds.swapping.tensor_binding import Bound, Stand, place_of
+from torchweld.welds.swapping.tensor_binding import Bound, Stand, StandKind, place_of
+from torchweld.welds.swapping.training_calls import drops_as_known
 from torchweld.welds.weld_decisions import Choice, Decision
 
 OFF = os.environ.get("TORCHWELD") == "0"  # for the whole process, read once
@@ -87,6 +89,11 @@ class Joint:
         self.dtype: torch.dtype = getattr(torch, block.dtype)
         self.forms = parse_spec(block.form)
         self.spec = format_spec(self.forms)
+        self.trains = decision.training and drops_as_known(decision, structure)
+        dropped = block.dropout if self.trains and any(block.dropout) else ()
+        self.forms_in_training = with_dropout(self.forms, dropped)
+        self.training_spec = format_spec(self.forms_in_training)
+        self.drops_out = self.training_spec != self.spec
         forward = structure.parts[0].forward
         self.arguments = Arguments.of(forward, block.argument, block.ignores)
         self.valid = Validity(block)
@@ -98,10 +105,6 @@ class Joint:
         parts = [path.rpartition(".") for path in block.tensors]
         self.tensor_steps = tuple((steps_of(inner), name) for inner, _, name in parts)
         self.infers = not decision.training
-        # What a block drops out is known only if it was seen in training.
-        seen = not block.calls or any(call.training for call in block.calls)
-        drops_out = any(p > 0 for p in (*block.dropout, *structure.dropout()))
-        self.trains = decision.training and seen and not drops_out
         self.pack = new_pack()
         # What a graph holds in place of the pack, if there is to be a packed copy.
         packed = any(c.packed and c.abilities.c_forward for c in decision.choices)
@@ -253,7 +256,13 @@ class Joint:
         return self.valid.why_not(picked)
 
     def _bind(self, module: nn.Module) -> Bound:
-        bound = Bound(module, self.forms, self.decision.block.tensors, pack=self.pack)
+        bound = Bound(
+            module,
+            self.forms,
+            self.decision.block.tensors,
+            in_training=self.forms_in_training,
+            pack=self.pack,
+        )
         self.bound = bound
         if not self.active:  # switched off in another thread meanwhile
             self.bound = None
@@ -271,6 +280,7 @@ class Joint:
         if choice.packed and (call.training or call.gradients):  # the weights are about to change
             choice = Choice(backend=choice.backend)
         in_c = self.backends[choice.backend].abilities.c_forward
+        drawn = self._random_state(call)
         try:
             y = self._compiled(call, choice) if in_c else self._ran(call, choice)
         except RefusedError:
@@ -285,14 +295,14 @@ class Joint:
             y = y * block.scale if call.gradients else y.mul_(block.scale)
         checking = self.checking
         if checking is not None:
-            if checking.wanted() and not self._agrees(call, choice, y):
+            if checking.wanted() and not self._agrees(call, choice, y, drawn):
                 return None
             if checking.over:
                 self.check(None)
         else:
             stand: Stand | None = None
             if in_c and bound.direct and block.scale == 1.0:
-                stand = bound.packed if choice.packed else bound.natural
+                stand = bound.stands.get(StandKind.of(choice, call.training))
             member = self.membership.member(call.module, bound, rows, stand)
             if member is not None or stand is not None:
                 self._remember(call, stand if member is None else member)
@@ -309,7 +319,7 @@ class Joint:
     def _compiled(self, call: _Call, choice: Choice) -> Tensor | None:
         """None where the compiled forward saw something that is not as expected."""
         bound = call.bound
-        stand = bound.packed if choice.packed else bound.natural
+        stand = bound.stands.get(StandKind.of(choice, call.training))
         if stand is None:
             raise BuildError(f"torchweld's kernels are missing: {ops.problem}")
         bound.refresh()
@@ -325,28 +335,43 @@ class Joint:
             or kept[0] != choice
             or any(a is not b for a, b in zip(kept[1], call.tensors, strict=True))
         ):
-            kept = self._runner = choice, call.tensors, self._build(choice, call.tensors)
+            kept = self._runner = (
+                choice,
+                call.tensors,
+                self._build(choice, self.forms, call.tensors),
+            )
         y = kept[2](call.x)
         assert isinstance(y, Tensor)
         return y
 
-    def _build(self, choice: Choice, tensors: Sequence[Tensor]) -> Runner:
-        block = Form.of("chain", self.forms, tensors)
+    def _build(
+        self, choice: Choice, forms: Sequence[LayerForm], tensors: Sequence[Tensor]
+    ) -> Runner:
+        block = Form.of("chain", forms, tensors)
         return self.backends[choice.backend].build(block, tensors, choice.mode)
 
-    def _agrees(self, call: _Call, choice: Choice, y: Tensor) -> bool:
+    def _random_state(self, call: _Call) -> Tensor | None:
+        """What the call draws its dropout from, if it is to be compared; else None."""
+        if self.checking is None or not (call.training and self.drops_out):
+            return None
+        return random_state(call.x.device)
+
+    def _agrees(self, call: _Call, choice: Choice, y: Tensor, drawn: Tensor | None) -> bool:
         """Compares with the original; a block that disagrees is welded no longer."""
         base = self.structure.parts[0].kind
+        forms = self.forms if drawn is None else self.forms_in_training
         with torch.no_grad():
-            original = base.forward(call.module, *call.args, **call.kwargs)  # type: ignore[attr-defined]
+            with drawing_from(drawn, call.x.device):
+                original = base.forward(call.module, *call.args, **call.kwargs)  # type: ignore[attr-defined]
             wrong = disagreement(
                 y.detach(),
                 original,
                 call.x.detach(),
                 [t.detach() for t in call.tensors],
-                self.forms,
+                forms,
                 scale=self.decision.block.scale,
-                gradients_of=partial(self._build, choice) if call.gradients else None,
+                gradients_of=partial(self._build, choice, forms) if call.gradients else None,
+                drawn=drawn,
             )
         self.checked += 1
         if wrong is None:

@@ -116,7 +116,7 @@ class Telling:
 def advice(condition: str, decision: Decision, x: object) -> tuple[str, str] | None:
     """The reason and a remedy; None if there is no remedy, or this is intended."""
     if condition == "training mode":
-        if decision.training:  # a dropout, which is never welded
+        if decision.training:  # a dropout that was not seen in training, say
             return None
         if torch.is_grad_enabled():
             return "it is in training mode and gradients are on", (

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchweld.core.blocks import LayerForm
+from torchweld.numerics.dropped_values import by_masks, drawn_masks
 from torchweld.numerics.numerical_rule import check_block, judge, scales_of
 from torchweld.ops.backends import Runner, reference_backend
 
@@ -51,14 +52,22 @@ def disagreement(
     *,
     scale: float = 1.0,
     gradients_of: Callable[[Sequence[Tensor]], Runner] | None = None,
+    drawn: Tensor | None = None,
 ) -> str | None:
     """What is wrong with `welded`, in one sentence, or None.
 
     `gradients_of`: builds the block on given tensors, to judge its gradients too.
+    `drawn`: where forms have dropout, the random state that both have drawn from.
     """
-    plain = reference_backend.chain(x, tensors, forms) * scale
-    exact = reference_backend.chain(x.double(), [t.double() for t in tensors], forms) * scale
-    size = scales_of(x, tensors, forms).outputs[0] * abs(scale)
+    masks = [] if drawn is None else drawn_masks(x, tensors, forms, drawn)
+
+    def reference(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        by = reference_backend.Primitives(drop=by_masks(masks))
+        return reference_backend.chain(x, tensors, forms, by) * scale
+
+    plain = reference(x, tensors)
+    exact = reference(x.double(), [t.double() for t in tensors])
+    size = scales_of(x, tensors, forms, masks=masks).outputs[0] * abs(scale)
     meant = judge(original, plain, exact, size)
     if not meant.within:
         return f"the module computes something else than its block ({meant.reason})"

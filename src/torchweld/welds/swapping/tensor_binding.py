@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 from torchweld import ops
 from torchweld.core.blocks import LayerForm, format_spec
 from torchweld.welds.guarding.welded_structure import BACKWARD_HOOKS, HOOKS, inside, steps_of
+from torchweld.welds.weld_decisions import Choice
 
 # Hooks on all modules are called for those inside a block too.
 GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
@@ -46,6 +47,25 @@ class Stand:
     """Stands for a module in the compiled forward, which reads its instance dictionary alone."""
 
 
+class StandKind(NamedTuple):
+    """What calls a stand is for."""
+
+    packed: bool = False
+    recompute: bool = False
+    training: bool = False  # the module is in training mode
+
+    @staticmethod
+    def of(choice: Choice, training: bool) -> StandKind:
+        return PACKED if choice.packed else StandKind(False, choice.recompute, training)
+
+
+PACKED = StandKind(packed=True)
+STAND_KINDS = (
+    PACKED,
+    *(StandKind(recompute=r, training=t) for r in (False, True) for t in (False, True)),
+)
+
+
 class Bound:
     """The block's tensors, ready for quick calls; unusable if `problem` is set."""
 
@@ -54,14 +74,19 @@ class Bound:
         "backward_hooks",
         "fast",
         "hooks",
-        "natural",
-        "packed",
         "places",
         "problem",
+        "stands",
     )
 
     def __init__(
-        self, module: nn.Module, forms: Sequence[LayerForm], tensors: Sequence[str], *, pack: Any
+        self,
+        module: nn.Module,
+        forms: Sequence[LayerForm],
+        tensors: Sequence[str],
+        *,
+        in_training: Sequence[LayerForm],
+        pack: Any,
     ) -> None:
         # Shape of x -> what to give to the compiled forward (a Stand, or a member of a group), or
         # False where the table has no choice for that many rows. Filled by calls that were found
@@ -70,8 +95,8 @@ class Bound:
         self.places: list[TensorPlace] = []
         # Dictionaries that stand for the `_parameters` of a Linear -> places of weight and bias.
         self._copies: list[tuple[dict[str, Any], TensorPlace, TensorPlace | None]] = []
-        self.natural: Stand | None = None
-        self.packed: Stand | None = None
+        # By what it is for. Empty if there are no kernels.
+        self.stands: dict[StandKind, Stand] = {}
         self.problem: str | None = None
         inner = bool(module._modules)
         self.hooks = list(GLOBAL_HOOKS) if inner else []
@@ -83,7 +108,7 @@ class Bound:
                 break
             self.places.append(place)
         if self.problem is None and ops.compiled is not None:
-            self._stand_in(module, forms, tensors, pack)
+            self._stand_in(module, forms, in_training, tensors, pack)
 
     def fits(self, module: nn.Module, tensors: Sequence[str]) -> bool:
         """Whether tensors are still looked up in the same dictionaries."""
@@ -116,7 +141,12 @@ class Bound:
         return False
 
     def _stand_in(
-        self, module: nn.Module, forms: Sequence[LayerForm], tensors: Sequence[str], pack: Any
+        self,
+        module: nn.Module,
+        forms: Sequence[LayerForm],
+        in_training: Sequence[LayerForm],
+        tensors: Sequence[str],
+        pack: Any,
     ) -> None:
         """Makes what the compiled forward reads: a module whose children are all plain Linears."""
         children: dict[str, nn.Module] = {}
@@ -126,15 +156,17 @@ class Bound:
                 weight, bias = first, first + 1 if form.bias else None
                 first += 2 if form.bias else 1
                 children[str(len(children))] = self._linear(module, tensors, weight, bias)
-        spec = format_spec(forms)
-        self.natural, self.packed = Stand(), Stand()
-        for stand, own_pack in ((self.natural, None), (self.packed, pack)):
+        spec, training_spec = format_spec(forms), format_spec(in_training)
+        for kind in STAND_KINDS:
+            self.stands[kind] = stand = Stand()
             stand.__dict__.update(
                 _modules=children,
                 _names=tuple(children),
                 _spec=spec,
-                _pack=own_pack,
-                training=False,
+                _training_spec=training_spec,
+                _pack=pack if kind.packed else None,
+                training=kind.training,
+                recompute=kind.recompute,
                 _holder=None,
             )
 
