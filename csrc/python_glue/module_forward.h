@@ -176,6 +176,9 @@ PyObject* module_forward(PyObject* module, PyObject* input) {
     const std::string_view spec(text, size_t(length));
     size_t wanted = 0;
     for (const auto& layer : torchweld::spec_of(spec)) wanted += size_t(layer.tensors());
+    // `chain` does the same without a wish or dropout, and shows in graphs what it is.
+    const bool trains =
+        state.recompute && (state.recompute != Py_None || mask_count(torchweld::spec_of(spec)) > 0);
     if (wanted != borrowed.size()) Py_RETURN_NONE;  // a bias was added or removed
     const Tensor& x = THPVariable_Unpack(input);
     const bool may_pack =
@@ -195,7 +198,7 @@ PyObject* module_forward(PyObject* module, PyObject* input) {
       if (!brief) unlocked.emplace();
       if (packed.defined())
         y = call_packed(x, packed, spec);
-      else if (state.recompute)
+      else if (trains)
         y = call_training(x, params, spec, state.wish());
       else
         y = call_chain(x, params, spec);

@@ -48,9 +48,22 @@ variable_list spread(std::vector<Tensor> found, const c10::List<bool>& needed, s
   return grads;
 }
 
+// A tensor that stays what `t` is now, whatever becomes of t.data. Undefined for tensors without
+// memory of their own, such as a tracer's.
+Tensor alias_of(const Tensor& t) {
+  const c10::DispatchKeySet traced(
+      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::Meta});
+  return t.key_set().has_any(traced) || !t.has_storage() ? Tensor() : t.variable_data();
+}
+
 // What a node keeps for its backward: x, params, pre-activations, masks, in this order.
+//
+// If a parameter gets other memory before the backward (`p.data = …`), eager's products still see
+// the memory of the forward. So do ours: they read
+// aliases of the parameters as they were.
 struct Kept {
   variable_list all;
+  std::vector<Tensor> aliases;  // of the parameters; empty: they themselves
   size_t params, saved;
   std::string spec;
 
@@ -62,15 +75,33 @@ struct Kept {
     ctx->saved_data["params"] = int64_t(params.size());
     ctx->saved_data["saved"] = int64_t(saved.size());
     ctx->saved_data["spec"] = spec;
+    std::vector<Tensor> aliases;
+    for (const Tensor& p : params) aliases.push_back(alias_of(p));
+    const auto defined = [](const Tensor& t) { return t.defined(); };
+    if (std::all_of(aliases.begin(), aliases.end(), defined))
+      ctx->saved_data["aliases"] = std::move(aliases);
   }
   explicit Kept(AutogradContext* ctx)
       : all(ctx->get_saved_variables()),
         params(size_t(ctx->saved_data["params"].toInt())),
         saved(size_t(ctx->saved_data["saved"].toInt())),
-        spec(ctx->saved_data["spec"].toStringRef()) {}
+        spec(ctx->saved_data["spec"].toStringRef()) {
+    const auto found = ctx->saved_data.find("aliases");
+    if (found == ctx->saved_data.end()) return;
+    aliases = found->second.toTensorVector();
+    if (!at::GradMode::is_enabled()) return;
+    // A second derivative needs the parameters themselves.
+    for (size_t i = 0; i < params; ++i)
+      TORCHWELD_CHECK(aliases[i].is_alias_of(all[1 + i]),
+                      "torchweld: the memory of a parameter was replaced (.data = …) between the "
+                      "forward and a backward with create_graph=True; run the forward again");
+    aliases.clear();
+  }
 
   const Tensor& x() const { return all[0]; }
-  TensorList of_params() const { return TensorList(all).slice(1, params); }
+  TensorList of_params() const {
+    return aliases.empty() ? TensorList(all).slice(1, params) : TensorList(aliases);
+  }
   TensorList of_saved() const { return TensorList(all).slice(1 + params, saved); }
   TensorList of_masks() const { return TensorList(all).slice(1 + params + saved); }
 };

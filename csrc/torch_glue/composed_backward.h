@@ -25,6 +25,15 @@ inline size_t saved_count(const Spec& spec, bool group) {
   return count;
 }
 
+// Without saved pre-activations, the forward keeps a checksum of them, one int64. The backward
+// computes them again, and would be wrong if a weight or x had changed meanwhile. 0: not taken.
+inline bool is_checksum(TensorList saved) {
+  return saved.size() == 1 && saved[0].scalar_type() == at::kLong;
+}
+// Pre-activations for the backward, or none if they are to be computed again.
+inline TensorList values_in(TensorList saved) { return is_checksum(saved) ? TensorList() : saved; }
+inline Tensor no_checksum(const Tensor& x) { return at::zeros({1}, x.options().dtype(at::kLong)); }
+
 // What eager's dropout multiplies by: 0 or 1 / (1 - p).
 inline Tensor mask_factors(const Tensor& mask, const c10::SymInt& features, double p,
                            const Tensor& like) {
@@ -47,7 +56,7 @@ inline void append(std::vector<Tensor>& saved, const LayerSpec& layer, const Pre
     saved.push_back(p.z);
   }
 }
-// Returns y, then the pre-activations if they are to be saved.
+// Returns y, then the pre-activations if they are to be saved, or no checksum.
 inline std::vector<Tensor> composed_saving(const Tensor& x, TensorList params, TensorList masks,
                                            const Spec& spec, bool save) {
   std::vector<Tensor> results{x};
@@ -58,6 +67,7 @@ inline std::vector<Tensor> composed_saving(const Tensor& x, TensorList params, T
     results[0] = layer_output(spec[i], p);
     if (spec[i].drop > 0) results[0] = dropped(results[0], spec[i], masks[mask++]);
   }
+  if (!save && saved_count(spec, false)) results.push_back(no_checksum(x));
   return results;
 }
 

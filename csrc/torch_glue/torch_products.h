@@ -43,9 +43,17 @@ class TorchProducts {
     return results;
   }
 
+  // `computed_again` sees pre-activations that were not saved.
   std::vector<Tensor> backward(const Tensor& grad, TensorList saved, const bool* needed,
-                               const GradientMaker& make) const {
+                               const GradientMaker& make,
+                               const std::function<void(TensorList)>& computed_again) const {
     const std::vector<PreActivations> kept = pre_activations_of(saved);
+    if (saved.empty()) {
+      std::vector<Tensor> again;
+      for (size_t i = 0; i < spec_.size(); ++i)
+        if (saved_count(spec_[i], last(i))) append(again, spec_[i], kept[i]);
+      computed_again(again);
+    }
     std::vector<Tensor> grads(1 + params_.size());
     size_t lowest = needed[0] ? 0 : spec_.size();
     for (size_t i = spec_.size(); i-- > 0;)

@@ -10,6 +10,7 @@
 #include "composed_backward.h"
 #include "gradient_pool.h"
 #include "kernel_calls.h"
+#include "rolling_check.h"
 #include "torch_products.h"
 #include "training_ops.h"
 
@@ -58,10 +59,10 @@ void check_values(const Tensor& given, const Tensor& x, const Int& features, con
 template <class Int>
 void check_saved(TensorList saved, const Tensor& x, const Spec& spec, bool group,
                  const std::vector<LayerSizes<Int>>& sizes) {
-  if (saved.empty()) return;
+  if (saved.empty() || is_checksum(saved)) return;
   TORCHWELD_CHECK(saved.size() == saved_count(spec, group), "torchweld: the forward saves ",
                   saved_count(spec, group), " tensors for this spec, ", saved.size(),
-                  " were given; give all, or none to have them computed again");
+                  " were given; give all, or their checksum or none to have them computed again");
   size_t next = 0;
   for (size_t i = 0; i < spec.size(); ++i)
     for (size_t j = saved_count(spec[i], group || i + 1 == spec.size()); j > 0; --j)
@@ -208,24 +209,44 @@ void append_saved(std::vector<Tensor>& results, const Tensor& x, const Spec& spe
       results.push_back(output_like(x, sizes[i].N));
 }
 
+Tensor checksum_of(TensorList values) {
+  uint64_t sum = 1;
+  for (const Tensor& t : values)
+    sum = checksum(static_cast<const char*>(t.const_data_ptr()), t.nbytes(), sum);
+  const Tensor one = at::detail::empty_cpu({1}, at::kLong);
+  *one.mutable_data_ptr<int64_t>() = int64_t(sum ? sum : 1);  // 0: not taken
+  return one;
+}
+void check_unchanged(TensorList again, TensorList saved) {
+  if (!is_checksum(saved) || saved[0].item<int64_t>() == 0) return;
+  TORCHWELD_CHECK(checksum_of(again).item<int64_t>() == saved[0].item<int64_t>(),
+                  "torchweld: a weight, bias or input of a block with recompute=True was changed "
+                  "between forward and backward, so its hidden values cannot be computed again; "
+                  "run the forward again, or save hidden values with recompute=False");
+}
+
+// y, then the pre-activations or their checksum.
 std::vector<Tensor> chain_saving_cpu(const Tensor& x, TensorList params, TensorList given_masks,
                                      std::string_view text, bool save) {
   const Spec& spec = spec_of(text);
   const auto sizes = check_all<int64_t>(x, params, spec, false);
   check_training(x, given_masks, spec, sizes);
+  std::vector<Tensor> results;
   if (composition_is_faster(x, params)) {
     note_composed(x, "forward");
     if (!TorchProducts::serves(spec)) return composed_saving(x, params, given_masks, spec, save);
-    return TorchProducts(x, params, given_masks, spec).forward(save);
+    results = TorchProducts(x, params, given_masks, spec).forward(true);
+  } else {
+    const std::vector<Tensor> masks = contiguous(given_masks);
+    results.push_back(output_like(x, sizes.back().N));
+    append_saved(results, x, spec, false, sizes);
+    const Layers layers = natural_layers(params, spec, sizes, dtype_of(x, "x"));
+    const auto training = training_layers(spec, false, TensorList(results).slice(1), masks);
+    const bool plain = results.size() == 1 && masks.empty();
+    run_forward(x, layers, false, results[0], plain ? nullptr : training.data());
   }
-  const std::vector<Tensor> masks = contiguous(given_masks);
-  std::vector<Tensor> results{output_like(x, sizes.back().N)};
-  if (save) append_saved(results, x, spec, false, sizes);
-  const Layers layers = natural_layers(params, spec, sizes, dtype_of(x, "x"));
-  const auto training = training_layers(spec, false, TensorList(results).slice(1), masks);
-  const bool plain = results.size() == 1 && masks.empty();
-  run_forward(x, layers, false, results[0], plain ? nullptr : training.data());
-  return results;
+  if (save || results.size() == 1) return results;
+  return {results[0], checksum_of(TensorList(results).slice(1))};
 }
 std::vector<Tensor> group_saving_cpu(const Tensor& x, TensorList params, std::string_view text) {
   const Spec& spec = spec_without_dropout(text);
@@ -335,9 +356,10 @@ std::vector<Tensor> backward_cpu(TensorList grads, const Tensor& x, TensorList p
   }
   const std::vector<Tensor> from = contiguous(grads), masks = contiguous(given_masks);
   const Layers layers = natural_layers(params, spec, sizes, dtype);
-  const std::vector<Tensor> saved = given_saved.empty()
-                                        ? saved_again(x, spec, group, layers, sizes, masks)
-                                        : contiguous(given_saved);
+  const bool again = values_in(given_saved).empty();
+  const std::vector<Tensor> saved =
+      again ? saved_again(x, spec, group, layers, sizes, masks) : contiguous(given_saved);
+  if (again) check_unchanged(saved, given_saved);
   const auto training = training_layers(spec, group, saved, masks);
   c10::SmallVector<const void*, 4> grad_y;
   for (const Tensor& g : from) grad_y.push_back(g.const_data_ptr());
@@ -371,8 +393,10 @@ std::vector<Tensor> chain_backward_cpu(const Tensor& grad, const Tensor& x, Tens
       check_backward<int64_t>(grad, x, params, saved, masks, spec, needed.size(), false);
   const bool pooled = gradients_from_pool(x, spec, params, needed, sizes);
   const TorchProducts products(x, params, masks, spec);
-  return needed_only(products.backward(grad, saved, needed.data(),
-                                       [&](size_t i) { return gradient_like(params[i], pooled); }),
+  return needed_only(products.backward(
+                         grad, values_in(saved), needed.data(),
+                         [&](size_t i) { return gradient_like(params[i], pooled); },
+                         [&](TensorList again) { check_unchanged(again, saved); }),
                      needed.data());
 }
 std::vector<Tensor> group_backward_cpu(TensorList grads, const Tensor& x, TensorList params,
@@ -408,7 +432,10 @@ std::vector<Tensor> chain_saving_meta(const Tensor& x, TensorList params, Tensor
   const auto sizes = check_all<c10::SymInt>(x, params, spec, false);
   check_training(x, masks, spec, sizes);
   std::vector<Tensor> results{values_meta(x, sizes.back().N)};
-  if (save) append_saved_meta(results, x, spec, false, sizes);
+  if (save)
+    append_saved_meta(results, x, spec, false, sizes);
+  else if (saved_count(spec, false))
+    results.push_back(at::empty({1}, x.options().dtype(at::kLong)));
   return results;
 }
 std::vector<Tensor> group_saving_meta(const Tensor& x, TensorList params, std::string_view text) {
