@@ -1,16 +1,12 @@
-"""What a step of training costs besides its time: bytes saved, page faults, the peak of memory."""
+"""What a step of training costs besides its time: page faults and the peak of memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from torchweld.core.not_measured import NotMeasured
 
@@ -25,24 +21,6 @@ WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS, COUNTED_S = 3, 5, 200, 0.2
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # What Linux takes as: begin the peak anew.
 RESET_PEAK = "5"
-
-
-def saved_bytes(forward: Callable[[], Any], parameters: Iterable[Tensor]) -> int:
-    """What a forward keeps for its backward: each storage once, those of parameters left out."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    found: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = forward()  # kept until all is counted: a freed address would be used again
-    total = sum(found.values())
-    del output
-    return total
 
 
 def faults_and_peak(

@@ -18,10 +18,11 @@ from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes import model_facts
 from torchweld.bench.step_calls import StepCall, block_step, judged_of, model_step
-from torchweld.bench.step_costs import faults_and_peak, saved_bytes
+from torchweld.bench.step_costs import faults_and_peak
 from torchweld.bench.training_step import TrainingStep
 from torchweld.core.model_inputs import Inputs, Workload
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.saved_tensors import saved_bytes
 from torchweld.models.targets import Target
 from torchweld.welds.swapping.module_faces import Face
 

@@ -93,10 +93,21 @@ def _with_needed(
     If the recording shows no memory that the op made, all of them were.
     """
     made = [size for _, size in (*call.written, *call.inside)]
-    wanted = [weight for weight in weights if not made or dense_bytes(weight) in made]
-    if not made or dense_bytes(x) in made:
-        flops += 2 * rows_of(x) * _elements(readers)
-    flops += 2 * rows_of(x) * _elements(wanted)
+    told = bool(made)
+
+    def was_made(tensor: Tensor) -> bool:
+        """Each result stands for one tensor of its size."""
+        if not told:
+            return True
+        size = dense_bytes(tensor)
+        if size not in made:
+            return False
+        made.remove(size)
+        return True
+
+    wanted = [weight for weight in weights if was_made(weight)]
+    products = _elements(wanted) + (_elements(readers) if was_made(x) else 0)
+    flops += 2 * rows_of(x) * products
     return call.work(flops, dense_bytes(x) + sum(map(dense_bytes, weights)))
 
 
