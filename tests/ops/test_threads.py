@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 from tests.support.helpers import (
     ISAS,
     NOT_PACKED,
+    at_once,
     chain,
     kernel_runs,
     last_run,
@@ -32,28 +33,6 @@ pytestmark = pytest.mark.skipif(not ISAS, reason="no compiled kernels on this ma
 
 SPEC, SIZES = "gelu/b;identity/b", (256, 1024, 256)  # enough work to be shared
 CALLS = 30
-
-
-def at_once(bodies: Sequence[Callable[[], None]], seconds: float = 60) -> None:
-    """Each in a thread of its own, started together; the first failure is raised here."""
-    failures: list[BaseException] = []
-    start = threading.Barrier(len(bodies))
-
-    def run(body: Callable[[], None]) -> None:
-        try:
-            start.wait()
-            body()
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=run, args=(body,), daemon=True) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-        assert not thread.is_alive(), "a thread hangs"
-    if failures:
-        raise failures[0]
 
 
 # ---- as many threads as asked for ----

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -187,3 +188,25 @@ def run_python(
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def at_once(bodies: Sequence[Callable[[], None]], seconds: float = 60) -> None:
+    """Each in a thread of its own, started together; the first failure is raised here."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(len(bodies))
+
+    def run(body: Callable[[], None]) -> None:
+        try:
+            start.wait()
+            body()
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(body,), daemon=True) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a thread hangs"
+    if failures:
+        raise failures[0]
