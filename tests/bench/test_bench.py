@@ -440,10 +440,27 @@ def test_a_bench_of_version_2_still_loads() -> None:
     assert not {"nan", "inf", "None"} & set(re.split(r"[^a-zA-Z]+", shown))
 
 
-@pytest.mark.parametrize("version", [1, 4, "3", True, None, 2.0])
+def test_a_bench_of_version_3_still_loads() -> None:
+    """As torchweld wrote it before it measured training."""
+    data = json.loads((DATA / "bench_3.json").read_text())
+    assert data["version"] == 3
+    bench = Bench.from_dict(data)
+    assert not bench.training
+    assert bench.native_bf16 is None
+    one, two, three = bench.cells
+    assert one.case == case()
+    assert two.case == case(GATED, rows=8, dtype="bfloat16", label="a name")
+    assert (three.case, three.model, three.what) == (None, None, None)
+    assert comparison_of(three, "cpu").speedup == 3.0
+    assert Bench.from_dict(json.loads(bench.to_json())) == bench
+    shown = to_text([*bench_head(bench), *bench_sections(bench, summarise(bench), 100)], 100)
+    assert "training" not in shown
+
+
+@pytest.mark.parametrize("version", [1, 5, "3", True, None, 2.0])
 def test_a_bench_of_a_version_that_there_never_was_is_refused(version: object) -> None:
     data = json.loads((DATA / "bench_2.json").read_text())
-    with pytest.raises(TorchweldError, match=r"has bench format .*; this torchweld reads 3"):
+    with pytest.raises(TorchweldError, match=r"has bench format .*; this torchweld reads 4"):
         Bench.from_dict({**data, "version": version})
 
 

@@ -63,9 +63,10 @@ def test_versions_of_foreign_packages_are_noted(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--goals",), "--goals goes with a preset that has goals: --preset peers"),
+        (("--goals",), "--goals goes with a preset that has goals: --preset peers, training"),
         (("--preset", "blog", "--goals"), "--goals goes with a preset that has goals"),
-        (("--preset", "blog", "--only", "hot"), "--only goes with a preset that has hot and cold"),
+        (("--preset", "blog", "--only", "hot"), "--only goes with a preset that has parts: peers"),
+        (("--preset", "peers", "--only", "warm"), "unknown part of --preset peers 'warm'"),
         (("--preset", "peers", "--cold"), "give --only cold, not --cold"),
         (("gpt", "--check-parking"), "--check-parking measures blocks"),
     ],

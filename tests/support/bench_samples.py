@@ -96,9 +96,9 @@ def cell(what: Case, compared: Mapping[str, Comparison | None], us: float = 123.
         name=str(what),
         case=what,
         dtype=what.dtype,
-        flops=what.mlp.flops(what.rows),
+        flops=what.flops,
         moved_bytes=what.moved_bytes,
-        weight_bytes=what.mlp.weight_bytes(what.dtype),
+        weight_bytes=what.weight_bytes,
         results=tuple(results),
     )
 

@@ -15,6 +15,7 @@ import torch
 from torchweld.bench.bench_results import OutputCheck
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes import model_facts
+from torchweld.bench.runtimes.runtime import loaded
 from torchweld.bench.runtimes.torchweld_runtimes import PlannedRuntime
 from torchweld.bench.whole_model_check import output_check
 from torchweld.core.model_state import put_back
@@ -36,10 +37,10 @@ class PlanJudge:
 
         Raises where the model cannot be timed.
         """
+        made = loaded(source).made
+        check_repeatable(made.model, made.workloads, training=True)
         with untold():
             self.runtime.load(source)
-        self.runtime.original.show()
-        check_repeatable(self.runtime.model, self.runtime.made.workloads, training=True)
         self.runtime.plan.save(Path(file))
         return {**self.runtime.about(), "sentence": self.runtime.plan.sentence()}
 

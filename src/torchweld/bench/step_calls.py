@@ -137,7 +137,7 @@ def judged_of(made: StepCall, accumulate: bool) -> list[Tensor]:
     if accumulate:
         y = made.call()
     factor = 0.5 if accumulate else 1.0
-    return [y, *(_gradient(leaf) * factor for leaf in made.leaves)]
+    return [y.detach(), *(_gradient(leaf) * factor for leaf in made.leaves)]
 
 
 def _gradient(leaf: Tensor) -> Tensor:

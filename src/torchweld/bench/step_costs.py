@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchweld.core.not_measured import NotMeasured
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from torchweld.machine.page_faults import FaultMeter
 
 # Steps that are counted, after some that are not: memory that is kept is there by then.
 WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS, COUNTED_S = 3, 5, 200, 0.2
@@ -33,19 +29,12 @@ def faults_and_peak(
         once_s = time.perf_counter() - begun_s
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(COUNTED_S / max(once_s, 1e-9))))
     forgotten = _forget_peak()
-    before = minor_faults()
+    meter = FaultMeter()
     for _ in range(steps):
         call()
-    after = minor_faults()
+    taken = meter.taken()
     peak = peak_bytes() if forgotten else NotMeasured("this system cannot begin a peak anew")
-    if before is None or after is None:
-        return NotMeasured("this system does not count page faults"), peak
-    return (after - before) / steps, peak
-
-
-def minor_faults() -> int | None:
-    """Of all threads of this process so far; None where the system does not tell."""
-    return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return taken if isinstance(taken, NotMeasured) else taken.faults / steps, peak
 
 
 def _forget_peak() -> bool:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.typed_names import known
+from torchweld.profiles.step_faults import KEEP_MEMORY
 
 Malloc = Literal["stock", "tuned"]
 MALLOCS: tuple[Malloc, ...] = get_args(Malloc)
@@ -18,15 +19,16 @@ OPTIMIZERS = ("adamw", "sgd")
 # Torch's names of what autocast computes in, and how they are shown.
 AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
 
-# glibc gives freed memory back to the system, and fresh pages cost more than the products of few
-# rows: it keeps all of it where these are high. 4 GiB is more than any gradient here.
-_HIGH = str(1 << 32)
-TUNED_MALLOC = {"MALLOC_TRIM_THRESHOLD_": _HIGH, "MALLOC_MMAP_THRESHOLD_": _HIGH}
+# What `torchweld profile` advises: glibc then keeps freed memory, and steps meet no fresh pages.
+TUNED_MALLOC = dict(setting.split("=") for setting in KEEP_MEMORY.split())
+# With stock malloc none of these is set, whatever our own environment has.
+MALLOC_SETTINGS = tuple(dict.fromkeys([*TUNED_MALLOC, "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"]))
 
 
 def malloc_environment(malloc: Malloc) -> Mapping[str, str | None]:
     """What a worker's environment has for it; None: nothing, even if ours has."""
-    return TUNED_MALLOC if malloc == "tuned" else dict.fromkeys(TUNED_MALLOC)
+    stock: dict[str, str | None] = dict.fromkeys(MALLOC_SETTINGS)
+    return {**stock, **TUNED_MALLOC} if malloc == "tuned" else stock
 
 
 @dataclass(frozen=True, kw_only=True)
