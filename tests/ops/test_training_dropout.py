@@ -151,6 +151,20 @@ def test_layers_of_different_rates(keep: str) -> None:
 
 
 @keeping
+@pytest.mark.parametrize("rows", [129, 600])
+def test_rows_of_several_blocks_have_their_own_bits(rows: int, keep: str) -> None:
+    """Neither rows nor columns come out even: 21 columns have bits to spare in their last byte."""
+    mlp, x = mlp_of("gated", keep), torch.randn(rows, 13, requires_grad=True)
+    inputs, g = [x, *mlp.parameters()], torch.randn(rows, 7)
+    torch.set_num_threads(2)
+    torch.manual_seed(7)
+    with backward_runs():
+        found = torch.autograd.grad(mlp(x), inputs, g)
+    torch.manual_seed(7)
+    all_close(found, torch.autograd.grad(by_hand(mlp, x), inputs, g), rtol=1e-4, atol=1e-4)
+
+
+@keeping
 @shapes
 def test_gradients_of_gradients_use_the_same_mask(shape: str, keep: str) -> None:
     mlp = mlp_of(shape, keep, dtype=torch.float64)

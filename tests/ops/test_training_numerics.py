@@ -97,6 +97,13 @@ def test_sizes_that_fit_no_block(sizes: tuple[int, ...], spec: str, dtype: torch
     all_right(judge_gradients(torch.randn(2, 9, sizes[0]).to(dtype), tensors, spec, threads=2))
 
 
+@pytest.mark.parametrize("spec", [GELU, "silu/separate/b;identity/b", "gelu/first/t;identity"])
+def test_bfloat16_that_may_be_left_to_torch(spec: str) -> None:
+    """Big enough for torch's own products, where CPUs have them for bfloat16."""
+    tensors = random_tensors((256, 512, 256), parse_spec(spec), torch.bfloat16)
+    all_right(judge_gradients(torch.randn(70, 256).bfloat16(), tensors, spec, threads=2))
+
+
 # ---- layouts ----
 
 
