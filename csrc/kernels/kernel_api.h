@@ -85,6 +85,22 @@ struct BackwardCall {
   int threads = 1;
 };
 
+// A layer without its products, forward or backward: pre-activations in, outputs or gradients out.
+// All are [M, N] and contiguous, but for the gradients, whose rows are `ld` apart. bfloat16 only.
+struct PointwiseCall {
+  int64_t M = 0, N = 0;
+  Act act = Act::identity;
+  double p0 = 0, p1 = 0;
+  bool gated = false;
+  TrainingLayer training;                      // with z, and up if gated
+  void* y = nullptr;                           // in a backward: the outputs again, or null
+  const void* grad_y = nullptr;                // of a backward; null: forward
+  void *grad_z = nullptr, *grad_up = nullptr;  // of the gate, if gated; of up
+  int64_t ld = 0;
+  void *bias = nullptr, *up_bias = nullptr;  // sums of their columns, contiguous; or null
+  int threads = 1;
+};
+
 // How a call was carried out, for tests and reports.
 struct Run {
   const char* isa = "";
@@ -104,6 +120,7 @@ struct Kernels {
   void (*run_chain)(const Call&, Run&);
   void (*run_group)(const Call&, Run&);
   void (*run_backward)(const BackwardCall&, Run&);
+  void (*run_pointwise)(const PointwiseCall&);
   // Packed form of one layer: panels of weights, then the bias in the compute type, padded to
   // panels.
   size_t (*packed_bytes)(const Layer&, DType);

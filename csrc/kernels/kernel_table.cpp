@@ -3,6 +3,7 @@
 #include "forward_pass.h"
 #include "kernel_api.h"
 #include "machine_probes.h"
+#include "pointwise.h"
 #include "weight_panels.h"
 
 #define TW_NAME(a, b) a##b
@@ -52,6 +53,7 @@ const Kernels table = {
     [](const Call& call, Run& r) { run(call, false, r); },
     [](const Call& call, Run& r) { run(call, true, r); },
     [](const BackwardCall& call, Run& r) { run_backward(call, r); },
+    [](const PointwiseCall& call) { run_pointwise<bf16>(call); },
     [](const Layer& layer, DType dtype) {
       size_t bytes = 0;
       with_type(dtype, [&](auto e) { bytes = packed_layer_bytes<decltype(e)>(layer); });

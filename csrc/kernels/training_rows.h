@@ -45,7 +45,6 @@ struct TrainingRows {
     return ::keep<C>(splat(scale), kept);
   }
 
- private:
   static TW_INLINE void put(T* to, Vec<C> value, int64_t valid) {
     if (valid >= L)
       store(to, value);

@@ -10,6 +10,7 @@
 #include "composed_backward.h"
 #include "gradient_pool.h"
 #include "kernel_calls.h"
+#include "torch_products.h"
 #include "training_ops.h"
 
 namespace torchweld {
@@ -214,7 +215,8 @@ std::vector<Tensor> chain_saving_cpu(const Tensor& x, TensorList params, TensorL
   check_training(x, given_masks, spec, sizes);
   if (composition_is_faster(x, params)) {
     note_composed(x, "forward");
-    return composed_saving(x, params, given_masks, spec, save);
+    if (!TorchProducts::serves(spec)) return composed_saving(x, params, given_masks, spec, save);
+    return TorchProducts(x, params, given_masks, spec).forward(save);
   }
   const std::vector<Tensor> masks = contiguous(given_masks);
   std::vector<Tensor> results{output_like(x, sizes.back().N)};
@@ -270,6 +272,12 @@ bool gradients_from_pool(const Tensor& x, const Spec& spec, TensorList params, c
 }
 constexpr int64_t kPooledBytes = 256 << 10;  // smaller ones malloc keeps
 
+Tensor gradient_like(const Tensor& param, bool pooled) {
+  if (pooled && param.nbytes() >= size_t(kPooledBytes))
+    return GradientPool::instance().empty(param.sizes(), param.scalar_type());
+  return at::detail::empty_cpu(param.sizes(), param.scalar_type());
+}
+
 // The gradients that are needed, x's first, and where the kernels write those of each layer.
 struct GradientTensors {
   std::vector<Tensor> needed;
@@ -288,10 +296,7 @@ GradientTensors make_gradients(const Tensor& x, TensorList params, const Spec& s
   std::vector<Tensor> all(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
     if (!needed[1 + i]) continue;
-    const bool large = params[i].nbytes() >= size_t(kPooledBytes);
-    all[i] = pooled && large
-                 ? GradientPool::instance().empty(params[i].sizes(), params[i].scalar_type())
-                 : at::detail::empty_cpu(params[i].sizes(), params[i].scalar_type());
+    all[i] = gradient_like(params[i], pooled);
     made.needed.push_back(all[i]);
   }
   size_t next = 0;
@@ -355,11 +360,20 @@ std::vector<Tensor> backward_cpu(TensorList grads, const Tensor& x, TensorList p
 std::vector<Tensor> chain_backward_cpu(const Tensor& grad, const Tensor& x, TensorList params,
                                        TensorList saved, TensorList masks, std::string_view text,
                                        c10::List<bool> list) {
-  if (x.dim() > 0 && composition_is_faster(x, params)) {
-    note_composed(x, "backward");
+  const Spec& spec = spec_of(text);
+  const Flags needed = flags_of(list);
+  if (x.dim() == 0 || !composition_is_faster(x, params))
+    return backward_cpu(grad, x, params, saved, masks, spec, needed, false);
+  note_composed(x, "backward");
+  if (!TorchProducts::serves(spec))
     return chain_backward_composed(grad, x, params, saved, masks, text, std::move(list));
-  }
-  return backward_cpu(grad, x, params, saved, masks, spec_of(text), flags_of(list), false);
+  const auto sizes =
+      check_backward<int64_t>(grad, x, params, saved, masks, spec, needed.size(), false);
+  const bool pooled = gradients_from_pool(x, spec, params, needed, sizes);
+  const TorchProducts products(x, params, masks, spec);
+  return needed_only(products.backward(grad, saved, needed.data(),
+                                       [&](size_t i) { return gradient_like(params[i], pooled); }),
+                     needed.data());
 }
 std::vector<Tensor> group_backward_cpu(TensorList grads, const Tensor& x, TensorList params,
                                        TensorList saved, std::string_view text,

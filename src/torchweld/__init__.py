@@ -24,6 +24,12 @@ _WHERE = {
     "numerics.model_check": ("Check", "verify"),
     "ops.functional": ("linears", "mlp"),
     "ops.fused_mlp": ("FusedMLP",),
+    "ops.gradient_memory": (
+        "GradientMemory",
+        "gradient_memory",
+        "limit_gradient_memory",
+        "release_gradient_memory",
+    ),
     "ops.packing": ("packed_bytes", "repack"),
     "plans.plan": ("Plan",),
     "plans.planner": ("apply", "fuse", "plan", "plan_of"),
@@ -55,6 +61,10 @@ if TYPE_CHECKING:
     from torchweld.ops.functional import linears as linears
     from torchweld.ops.functional import mlp as mlp
     from torchweld.ops.fused_mlp import FusedMLP as FusedMLP
+    from torchweld.ops.gradient_memory import GradientMemory as GradientMemory
+    from torchweld.ops.gradient_memory import gradient_memory as gradient_memory
+    from torchweld.ops.gradient_memory import limit_gradient_memory as limit_gradient_memory
+    from torchweld.ops.gradient_memory import release_gradient_memory as release_gradient_memory
     from torchweld.ops.packing import packed_bytes as packed_bytes
     from torchweld.ops.packing import repack as repack
     from torchweld.plans.plan import Plan as Plan

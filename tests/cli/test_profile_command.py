@@ -5,17 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.block_profiles import blocks, fused_blocks
+from tests.support.made_profiles import make_faults
+from tests.support.measured import measured
 
 from torchweld.cli import profile_command as verb
 from torchweld.cli.main import run
 from torchweld.cli.output_files import check_targets
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.profiles.profile import Profile
+from torchweld.profiles.profile import UNTOLD, Profile
 from torchweld.report import chrome_trace
 
 Captured = pytest.CaptureFixture[str]
@@ -127,8 +130,27 @@ def test_json_is_one_document_with_the_same_figures(
     assert "layers.3.mlp.up" in paths
     assert data["ops"][0]["name"] == "aten::addmm"
     assert isinstance(data["findings"], list)
+    assert data["faults"] == {"not_measured": UNTOLD.reason}
     assert data["expected"]["holds"] is False
     assert data["expected"]["rows"][0]["counter"] == "linear"
+
+
+def test_page_faults_of_training_are_in_the_text_and_in_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    made = blocks(training=True)
+    faults = make_faults(4000, fault_us=0.1 * measured(made.step_us) / 4000)
+    monkeypatch.setattr(verb, "take", lambda *_, **__: replace(made, faults=faults))
+    assert run(["profile", "--training"]) == 0
+    out, _ = capsys.readouterr()
+    assert "4,000 page faults per step" in out
+    assert "MALLOC_MMAP_MAX_=0 python train.py" in " ".join(out.split())
+    assert run(["profile", "--training", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["faults"]["per_step"] == 4000
+    assert data["faults"]["fault_bytes"] == 4096
+    (finding,) = [each for each in data["findings"] if each["rule"] == "page-faults"]
+    assert finding["saved_us"] == pytest.approx(0.1 * measured(made.step_us))
 
 
 # ---- recordings ----

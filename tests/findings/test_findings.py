@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.made_profiles import Builder, make_timing, new_storage, tensor
+from tests.support.made_profiles import Builder, make_faults, make_timing, new_storage, tensor
 from tests.support.measured import measured
 
 import torchweld as tw
@@ -19,7 +19,7 @@ from torchweld.findings import RULES, Finding, combined_bound, diagnose, welding
 from torchweld.findings.evidence import MARGIN, Evidence
 from torchweld.findings.finding import Slice, bound_of, union
 from torchweld.profiles.accounting.time_account import account
-from torchweld.profiles.profile import Profile, Tensor
+from torchweld.profiles.profile import UNTOLD, Profile, Tensor
 
 # With the builder's peaks: 100,000 operations and 10,000 bytes a µs; the smallest op takes 1 µs.
 
@@ -173,7 +173,7 @@ def test_claims_are_shares_of_the_step_on_the_clock() -> None:
 
 
 def test_every_rule_says_what_it_reads_and_why_its_bound_is_one() -> None:
-    assert len(RULES) == 13
+    assert len(RULES) == 14
     for rule in RULES:
         text = rule.__doc__ or ""
         assert "Reads" in text, rule
@@ -222,7 +222,8 @@ def profiles(draw: st.DrawFn) -> Profile:
         )
         if makes:
             values.append(result)
-    return made.build()
+    faults = make_faults(draw(st.integers(0, 2000)), system_us=draw(times))
+    return replace(made.build(), faults=faults if draw(st.booleans()) else UNTOLD)
 
 
 times = st.floats(0.0, 500.0)

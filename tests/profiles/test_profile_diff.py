@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from tests.support.block_profiles import Call, block_calls, block_places, blocks, fused_blocks, make
 from tests.support.block_profiles import on_device as with_device
-from tests.support.made_profiles import tensor
+from tests.support.made_profiles import make_faults, tensor
 from tests.support.made_traces import TRACES
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.module_paths import grouped_paths, joined, normal_path
+from torchweld.core.not_measured import NotMeasured
 from torchweld.profiles.accounting.profile_diff import NOTHING, Amount, Change, Diff, diff
 from torchweld.profiles.accounting.time_account import account
-from torchweld.profiles.profile import Profile, Tensor
+from torchweld.profiles.profile import UNTOLD, Profile, Tensor
 from torchweld.profiles.recording.trace_profile import read_trace
+from torchweld.profiles.step_faults import StepFaults
 from torchweld.report import diff_sections
 from torchweld.report.text_style import to_text
 
@@ -290,6 +292,21 @@ def test_a_trace_of_several_steps_counts_as_one() -> None:
     assert found.step_us[1] == pytest.approx(found.step_us[0], rel=0.02)
     assert found.step.after.time_us == pytest.approx(found.step.before.time_us, rel=0.02)
     assert "b covers 2 steps" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "notes"),
+    [
+        (make_faults(25_336), make_faults(12), ("page faults per step: 25,336 → 12",)),
+        (make_faults(12), make_faults(3), ()),
+        (make_faults(25_336), UNTOLD, ()),
+    ],
+)
+def test_page_faults_that_came_or_went_are_noted(
+    before: StepFaults, after: StepFaults | NotMeasured, notes: tuple[str, ...]
+) -> None:
+    one, two = replace(blocks(2), faults=before), replace(fused_blocks(2), faults=after)
+    assert diff(one, two).notes == notes
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def test_old_files_are_judged_by_their_own_clock(
     replace(profile, timing=timing).save(tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text()
     mark = '"torchweld_profile":'
-    (tmp_path / "a.json").write_text(text.replace(f"{mark}2", f"{mark}1"))
+    (tmp_path / "a.json").write_text(text.replace(f"{mark}{Profile.FORMAT.version}", f"{mark}1"))
     loaded = Profile.load(tmp_path / "a.json")
     assert isinstance(loaded.step_us, NotMeasured) != measured
     if measured:

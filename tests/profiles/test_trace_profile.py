@@ -19,6 +19,7 @@ from torchweld.profiles.profile import Profile
 from torchweld.profiles.recorded_events import MODULE, OP, STEP
 from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.trace_profile import read_trace
+from torchweld.profiles.step_faults import IN_TRACE
 from torchweld.profiles.traces.trace_events import read_recording
 
 
@@ -63,6 +64,11 @@ def test_a_training_run_is_read_whole(training: Profile) -> None:
     assert phases >= {"forward", "backward", "optimizer"}
     # Everything is accounted for: the phases, and one notice about the last step.
     assert len(training.notices) == 1
+
+
+def test_a_trace_does_not_tell_page_faults(training: Profile) -> None:
+    assert training.faults == IN_TRACE
+    assert "traces do not tell" in str(training.faults)
 
 
 def test_ops_nest_and_their_own_times_add_up(training: Profile) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.block_profiles import Call, block_places, blocks, make, on_device
-from tests.support.made_profiles import make_peaks
+from tests.support.made_profiles import make_faults, make_peaks
 from tests.support.measured import measured
 from torch import nn
 
@@ -19,9 +19,11 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import duration, figure, share
 from torchweld.core.safe_text import clean
 from torchweld.findings import Finding, diagnose, welding_bound
+from torchweld.machine.page_faults import UNCOUNTED
 from torchweld.profiles.accounting.time_account import Split, account, roofline
 from torchweld.profiles.profile import Allocation, Memory, Profile, TimeCheck, Timing
 from torchweld.profiles.recording.profile_building import describe
+from torchweld.profiles.step_faults import DISTURBED, StepFaults
 from torchweld.report import View, profile_sections, profile_text
 from torchweld.report.module_tree import MOST_ROWS, Tree, label, merged_path
 from torchweld.report.profile_sections import findings_section
@@ -341,6 +343,27 @@ def test_timing_shows_raw_corrected_unexplained_and_checks() -> None:
     assert "held-out steps 1.02 ms 1.00 ms +2.0 % −1.0 % to +5.0 %" in flat
     assert "layers.3 80.0 µs 100 µs −20.0 % too few rounds to tell" in flat
     assert "the very first step took 9.00 ms" in flat
+
+
+def test_timing_says_how_many_page_faults_and_their_cost_if_there_are_many() -> None:
+    def said(faults: StepFaults | NotMeasured, **changes: Any) -> str:
+        flat = " ".join(text_of(replace(blocks(), faults=faults, **changes)).split())
+        (found,) = re.findall(r"(?:[\d,]+ page faults? per|page faults:).*?(?= checks? |$)", flat)
+        return str(found)
+
+    step_us = measured(blocks().step_us)
+    many = make_faults(2000, fault_us=step_us / 10_000)
+    assert said(make_faults(1)) == "1 page fault per step without the profiler"
+    assert said(many) == (
+        "2,000 page faults per step without the profiler: 8.19 MB of fresh pages at "
+        f"{duration(many.fault_us)} per fault, 20 % of the step at most; "
+        f"{duration(step_us / 5)} per step in the kernel"
+    )
+    assert said(replace(many, system_us=DISTURBED)).endswith("20 % of the step at most")
+    assert (
+        said(many, step_us=NotMeasured("busy")) == "2,000 page faults per step without the profiler"
+    )
+    assert said(UNCOUNTED) == f"page faults: {UNCOUNTED}"
 
 
 def test_memory_groups_what_layers_made_alike() -> None:

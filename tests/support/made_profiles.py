@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,6 +37,7 @@ from torchweld.profiles.profile import (
     Tensor,
     Timing,
 )
+from torchweld.profiles.step_faults import StepFaults
 
 THREADS = 2
 WORKING_SETS_BYTES = (32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 256 * 2**20)
@@ -273,6 +275,20 @@ def make_timing(step_us: float, **more: Any) -> Timing:
     given = {"wall_us": step_us, "raw_us": step_us, "corrected_us": step_us, "first_us": step_us}
     costs = {"events": 4, "op_cost_us": 0.1, "module_cost_us": 0.1, "steps": 3}
     return Timing(**{**given, **costs, **more})
+
+
+def make_faults(per_step: float, fault_us: float = 1.0, **more: Any) -> StepFaults:
+    """As many in every step, of usual pages, on a system that was not disturbed."""
+    given: dict[str, Any] = {
+        "least": int(per_step),
+        "most": math.ceil(per_step),
+        "steps": 10,
+        "system_us": per_step * fault_us,
+        "system_steps": 10,
+        "fault_bytes": 4096,
+        "allocator": "glibc 2.36",
+    }
+    return StepFaults(per_step=per_step, fault_us=fault_us, **{**given, **more})
 
 
 def make_device(kernels: Sequence[Kernel], gaps: Sequence[Gap] = (), **more: Any) -> Device:

@@ -192,8 +192,8 @@ def test_state_dicts_go_both_ways() -> None:
 # ---- torch.compile ----
 
 
-def compiled(model: Any) -> tuple[Any, CompileCounterWithBackend]:
-    counter = CompileCounterWithBackend("eager")
+def compiled(model: Any, backend: str = "eager") -> tuple[Any, CompileCounterWithBackend]:
+    counter = CompileCounterWithBackend(backend)
     return torch.compile(model, backend=counter, fullgraph=True), counter
 
 
@@ -369,9 +369,17 @@ def test_compiled_with_gradients() -> None:
 def test_compiled_in_training_mode_with_dropout() -> None:
     module = Mlp(dropout=0.5)
     weld(module, [decide(replace(MLP, dropout=(0.5, 0.0)), training=True)])
-    run, _ = compiled(module)
-    with kernel_runs(calls=0):
-        run(X)
+    # The backend drops dead code: the original, which is traced for its guards, draws too.
+    run, _ = compiled(module, "aot_eager")
+    for probability in (0.5, 0.25):  # a changed one is the original's affair
+        module.dropout.p = probability
+        torch.manual_seed(3)
+        with kernel_runs(calls=int(probability == 0.5)):
+            y = run(X)
+        torch.manual_seed(3)
+        with disabled(module):
+            torch.testing.assert_close(y, module(X))
+    module.dropout.p = 0.5
     module.eval()
     with kernel_runs("natural"):
         run(X)

@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from torchweld.bench.training_step import AUTOCAST, TrainingStep
 from torchweld.core.activations import parse_activation
 from torchweld.core.blocks import LayerForm
 from torchweld.core.errors import TorchweldError
-from torchweld.core.record_fields import Length, Positive
+from torchweld.core.record_fields import Bounds, Length, Positive
 
 Array = NDArray[np.floating[Any]]
 SEED = 2024
 # Of rows or features in a file.
 MOST_ELEMENTS = 1 << 40
+MOST_BLOCKS = 1000
 
 # Torch's names, and how they are shown and may be typed.
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
@@ -132,10 +134,12 @@ def itemsize(dtype: str) -> int:
 class Case:
     """What one cell measures.
 
-    lead:  the dimensions of x before its features: rows, or batch and sequence
-    dtype: torch's name
-    label: what the row is called, where it has a name of its own
-    cold:  whether the caches are emptied before every call, even if the bench does not ask for it
+    lead:     the dimensions of x before its features: rows, or batch and sequence
+    dtype:    torch's name
+    label:    what the row is called, where it has a name of its own
+    cold:     the caches are emptied before every call, even if the bench does not ask for it
+    blocks:   so many such MLPs, each with its own weights, one after the other
+    training: the step of training that is measured; None: a call without gradients
     """
 
     mlp: MlpShape
@@ -143,6 +147,18 @@ class Case:
     dtype: str = "float32"
     label: str = ""
     cold: bool = False
+    blocks: Annotated[int, Bounds(1, MOST_BLOCKS)] = 1
+    training: TrainingStep | None = None
+
+    def __post_init__(self) -> None:
+        sizes = self.mlp.sizes
+        if self.blocks < 1 or self.blocks > MOST_BLOCKS:
+            raise TorchweldError(f"blocks are {self.blocks}; expected 1 to {MOST_BLOCKS}")
+        if self.blocks > 1 and sizes[0] != sizes[-1]:
+            raise TorchweldError(
+                f"{self.blocks} blocks of {self.mlp.shape_text} cannot follow each other: the "
+                "output has to be as wide as the input, as in 768x3072x768"
+            )
 
     def problems(self) -> Iterator[str]:
         """What is wrong with a record that was read from a file."""
@@ -161,15 +177,86 @@ class Case:
 
     @property
     def dtype_text(self) -> str:
-        """As it is shown; cells with emptied caches are told apart here."""
-        return SHORT_DTYPES[self.dtype] + " cold" * self.cold
+        """As it is shown; emptied caches and kinds of training steps are told apart here."""
+        return " ".join(
+            part for part in (self._plain_dtype, "cold" * self.cold, self._marks) if part
+        )
+
+    @property
+    def _plain_dtype(self) -> str:
+        return step_dtype_text(self.dtype, self.training)
+
+    @property
+    def _marks(self) -> str:
+        return self.training.marks if self.training is not None else ""
+
+    @property
+    def kind_text(self) -> str:
+        return f"{self.mlp.kind_text} × {self.blocks}" if self.blocks > 1 else self.mlp.kind_text
+
+    @property
+    def computed_dtype(self) -> str:
+        """What it is computed in: autocast's dtype, or its own."""
+        cast = self.training.autocast if self.training is not None else ""
+        return cast or self.dtype
+
+    @property
+    def place(self) -> str:
+        """Where in a grid it is, in words."""
+        return f"{self.rows_text} × {self.mlp.shape_text} {self.kind_text}"
+
+    @property
+    def flops(self) -> int:
+        """Of training: the products of the forward, and two of the same size for each of them."""
+        passes = 1 if self.training is None else 3
+        return passes * self.blocks * self.mlp.flops(self.rows)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.blocks * self.mlp.weight_bytes(self.dtype)
 
     @property
     def moved_bytes(self) -> int:
-        """What has to move at least: weights, input and output, each once."""
+        """What has to move at least: weights, input and output, each once.
+
+        In training weights are read twice and their gradients written once; the same holds for the
+        ends.
+        """
         ends = self.mlp.sizes[0] + self.mlp.sizes[-1]
-        return self.mlp.weight_bytes(self.dtype) + self.rows * ends * itemsize(self.dtype)
+        once = self.weight_bytes + self.rows * ends * itemsize(self.dtype)
+        return once if self.training is None else 3 * once
 
     def __str__(self) -> str:
-        text = f"{self.rows_text} × {self.mlp.name} {self.dtype_text}"
+        text = f"{self.place} {self.dtype_text}{' training' * (self.training is not None)}"
         return f"{self.label}: {text}" if self.label else text
+
+
+def step_dtype_text(dtype: str, step: TrainingStep | None) -> str:
+    """`fp32`, or under autocast `amp bf16`."""
+    if step is not None and step.autocast:
+        return f"amp {AUTOCAST[step.autocast]}"
+    return SHORT_DTYPES.get(dtype, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCase:
+    """What a cell of a whole model in training measures.
+
+    target: as it was typed
+    inputs: what the model is called with, in words
+    """
+
+    target: str
+    inputs: str
+    step: TrainingStep
+
+    @property
+    def place(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        what = f"with {self.step.optimizer}" if self.step.optimizer else "forward and backward"
+        others = [f"autocast {AUTOCAST[self.step.autocast]}"] if self.step.autocast else []
+        others += ["accumulating"] if self.step.accumulate else []
+        others += ["malloc tuned"] if self.step.malloc == "tuned" else []
+        return ", ".join([f"{self.target} {self.inputs}, {what}", *others])

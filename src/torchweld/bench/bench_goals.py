@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchweld.bench.bench_cases import Case
+from torchweld.bench.bench_cases import Case, MlpShape, ModelCase
 from torchweld.bench.bench_results import Bench, Cell
 from torchweld.bench.relative_speeds import RelativeSpeed, geometric_mean, over, over_best
+from torchweld.bench.training_step import TrainingStep
 from torchweld.core.not_measured import NotMeasured
 
 BEST, PEAK = "the best peer", "the FMA peak"
@@ -25,34 +26,60 @@ class Goal:
     """Our speed over that of `over` must be at least `least`, in the cells that the goal covers.
 
     over:         a side by name, the fastest of all others (eager included), or the FMA peak
+    ours:         which of our sides; empty: the first
     every_cell:   each of them; otherwise their geometric mean
     within_noise: an interval that reaches `least` is enough
+    dtypes:       what is computed in
     hot:          cells with emptied caches are not covered
     rows:         the fewest and the most
     width:        the fewest features of x
-    sizes:        of the only block that is covered
+    mlps:         the only blocks that are covered; empty: all
+    blocks:       how many follow each other; empty: any number
+    steps:        the kinds of training steps, autocast aside; empty: calls without gradients
+    native_bf16:  only where CPUs multiply bfloat16 themselves, or only where not; None: anywhere
+    target:       a whole model in training, and no block
     """
 
     name: str
     over: str
     least: float
+    ours: str = ""
     every_cell: bool = False
     within_noise: bool = False
     dtypes: tuple[str, ...] = ("float32",)
     hot: bool = False
     rows: tuple[int, float] = (1, math.inf)
     width: int = 1
-    sizes: tuple[int, ...] = ()
+    mlps: tuple[MlpShape, ...] = ()
+    blocks: tuple[int, ...] = (1,)
+    steps: tuple[TrainingStep, ...] = ()
+    native_bf16: bool | None = None
+    target: str = ""
 
-    def covers(self, case: Case) -> bool:
-        sizes = case.mlp.sizes
+    def covers(self, what: Case | ModelCase | None) -> bool:
+        """Whether it is about a cell of this; None, a model without gradients, never is."""
+        if isinstance(what, ModelCase):
+            return what.target == self.target and self._covers_step(what.step)
+        if what is None or self.target:
+            return False
         return (
-            case.dtype in self.dtypes
-            and not (self.hot and case.cold)
-            and self.rows[0] <= case.rows <= self.rows[1]
-            and sizes[0] >= self.width
-            and self.sizes in ((), sizes)
+            what.computed_dtype in self.dtypes
+            and not (self.hot and what.cold)
+            and self.rows[0] <= what.rows <= self.rows[1]
+            and what.mlp.sizes[0] >= self.width
+            and (not self.mlps or what.mlp in self.mlps)
+            and (not self.blocks or what.blocks in self.blocks)
+            and self._covers_step(what.training)
         )
+
+    def _covers_step(self, step: TrainingStep | None) -> bool:
+        if step is None:
+            return not self.steps
+        return replace(step, autocast="") in self.steps
+
+    def applies(self, bench: Bench) -> bool:
+        """Whether it is about machines like this one."""
+        return self.native_bf16 is None or self.native_bf16 == bench.native_bf16
 
     def value(self, bench: Bench, cell: Cell) -> RelativeSpeed | None:
         if self.over == BEST:
@@ -60,7 +87,8 @@ class Goal:
             return None if best is None else best[1]
         if self.over == PEAK:
             return _of_peak(bench, cell)
-        return over(bench, cell, self.over) if self.over in bench.names else None
+        known = self.over in bench.names and (self.ours or bench.first) in bench.names
+        return over(bench, cell, self.over, self.ours) if known else None
 
 
 def _of_peak(bench: Bench, cell: Cell) -> RelativeSpeed | None:
@@ -82,18 +110,24 @@ class GoalVerdict:
 
 
 def judge_goals(
-    goals: Sequence[Goal], bench: Bench, whole: Sequence[Case], everybody: Sequence[str]
+    goals: Sequence[Goal],
+    bench: Bench,
+    whole: Sequence[Case | ModelCase],
+    everybody: Sequence[str],
 ) -> list[GoalVerdict]:
-    """`whole` is the grid that the goals are about, `everybody` all of its peers."""
-    return [_judged(goal, bench, whole, everybody) for goal in goals]
+    """`whole` is the grid that the goals are about, `everybody` all of its peers.
+
+    Goals about other machines are left out.
+    """
+    return [_judged(goal, bench, whole, everybody) for goal in goals if goal.applies(bench)]
 
 
 def _judged(
-    goal: Goal, bench: Bench, whole: Sequence[Case], everybody: Sequence[str]
+    goal: Goal, bench: Bench, whole: Sequence[Case | ModelCase], everybody: Sequence[str]
 ) -> GoalVerdict:
-    cells = [cell for cell in bench.cells if cell.case is not None and goal.covers(cell.case)]
+    cells = [cell for cell in bench.cells if goal.covers(cell.what)]
     asked = {case for case in whole if goal.covers(case)}
-    in_part = not asked <= {cell.case for cell in cells}
+    in_part = not asked <= {cell.what for cell in cells}
     in_part |= goal.over == BEST and not set(everybody) <= set(bench.against)
     _, reached = _found(goal, bench, cells)
     words: dict[bool | None, GoalWord] = {None: "not measured", False: "missed", True: "met"}
@@ -126,6 +160,5 @@ def _found(goal: Goal, bench: Bench, cells: Sequence[Cell]) -> tuple[str, bool |
     worst, ratio = min(known, key=lambda pair: pair[1].value)
     below = [r for _, r in known if (r.high if goal.within_noise else r.value) < goal.least]
     held = f"{len(known) - len(below)} of {len(known)} cells"
-    assert worst.case is not None
-    where = f"{worst.case.rows_text} × {worst.case.mlp.name}"
-    return f"{held}, least {ratio.value:.2f} at {where}{tail}", False if below else reached
+    assert worst.what is not None
+    return f"{held}, least {ratio.value:.2f} at {worst.what.place}{tail}", not below and reached

@@ -15,8 +15,20 @@ from torchweld.bench.bench_grid import parse_dtype
 from torchweld.bench.bench_presets import PRESETS
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.eager_block import BlockSource
-from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN_MODEL, RUNTIMES
+from torchweld.bench.runtimes.runtime_names import (
+    BLOCK_PEERS,
+    MODEL_PEERS,
+    OWN_MODEL,
+    RUNTIMES,
+    TRAINING_RUNTIMES,
+)
 from torchweld.bench.runtimes.torch_runtimes import form_of
+from torchweld.bench.training_participants import (
+    is_training,
+    native_bf16,
+    trained_backends,
+    untrained,
+)
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.typed_names import known
 from torchweld.machine import hardware, kernel_build, measured_peaks
@@ -24,6 +36,7 @@ from torchweld.ops.backends import backend_named, select, torch_backend
 from torchweld.ops.backends.backend import mode_of
 
 _CPU = torch.device("cpu")
+EAGER_ALONE = "whole models are trained in eager and welded, and by nobody else"
 
 # numpy takes no larger seeds.
 LEAST_BAD_SEED = 2**32
@@ -46,7 +59,10 @@ def absent(peers: Sequence[str], whole_model: bool = False) -> dict[str, str]:
 def why_not(bench: Bench, name: str, case: Case) -> str:
     """Why a side of a bench does not take part in one of its cases; "" if it does."""
     preset = PRESETS.get(bench.preset)
-    return (preset.why_not(name, case) if preset else "") or RUNTIMES[name]().why_not(case.dtype)
+    why = preset.why_not(name, case) if preset else ""
+    if case.training is not None:
+        return why or TRAINING_RUNTIMES[name]().why_not(case.dtype, training=True)
+    return why or RUNTIMES[name]().why_not(case.dtype)
 
 
 def machine_peaks(
@@ -108,6 +124,18 @@ def plan(
     if len(set(backends)) < len(backends):
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
     peers = _peers(against, BLOCK_PEERS)
+    if is_training(cases):
+        left_out = {**untrained(peers), **absent([n for n in peers if n not in untrained(peers)])}
+        return _bench(
+            backends=trained_backends(backends),
+            against=tuple(peer for peer in peers if peer not in left_out),
+            left_out=left_out,
+            training=True,
+            seconds=seconds,
+            cold=cold,
+            seed=seed,
+            callers=callers,
+        )
     notes: dict[str, None] = {}
     names = dict.fromkeys(_full_name(text) if text in BLOCK_PEERS else text for text in backends)
     for case in cases:
@@ -143,15 +171,17 @@ def plan_model(
     cold: bool = False,
     seed: int = 0,
     callers: int = 0,
+    training: bool = False,
 ) -> Bench:
     """The same for a whole model; torchweld is what `tw.plan` and `tw.apply` make of it."""
     peers = _peers(against, MODEL_PEERS)
-    left_out = absent(peers, whole_model=True)
+    left_out = dict.fromkeys(peers, EAGER_ALONE) if training else absent(peers, whole_model=True)
     return _bench(
         backends=(OWN_MODEL,),
         against=tuple(peer for peer in peers if peer not in left_out),
         left_out=left_out,
         target=target,
+        training=training,
         seconds=seconds,
         cold=cold,
         seed=seed,
@@ -176,11 +206,14 @@ def _bench(
     callers: int,
     notes: tuple[str, ...] = (),
     target: str = "",
+    training: bool = False,
 ) -> Bench:
     if not (math.isfinite(seconds) and seconds > 0.0):
         raise TorchweldError(f"seconds is {seconds}; expected a number above 0, such as 1.5")
     if not 0 <= seed < LEAST_BAD_SEED:
         raise TorchweldError(f"seed is {seed}; expected a whole number from 0 to 2**32 - 1")
+    if training and callers:
+        raise TorchweldError("--callers goes with calls without gradients; leave --training out")
     if callers > MOST_CALLERS:
         raise TorchweldError(f"callers are {callers}; expected at most {MOST_CALLERS}")
     here = hardware.hardware()
@@ -198,6 +231,8 @@ def _bench(
         left_out=left_out,
         notes=notes,
         target=target,
+        training=training,
+        native_bf16=native_bf16(),
         cold=cold,
         seconds=seconds,
         seed=seed,

@@ -2,70 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from torchweld.bench.bench_cases import Case, MlpShape
-from torchweld.bench.bench_goals import BEST, PEAK, Goal, GoalVerdict, judge_goals
-from torchweld.bench.bench_grid import BLOCKS, parse_dtype, parse_rows
-from torchweld.bench.bench_results import Bench
+from torchweld.bench.bench_cases import MlpShape
+from torchweld.bench.bench_goals import BEST, PEAK, Goal
+from torchweld.bench.bench_grid import BLOCKS
+from torchweld.bench.preset_series import Preset, PresetRow
 from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS
+from torchweld.bench.training_preset import TRAINED_GPT2, TRAINING, TRAINING_GOALS
 from torchweld.core.errors import TorchweldError
 from torchweld.core.typed_names import known
-
-
-@dataclass(frozen=True, kw_only=True)
-class PresetRow:
-    """A block, the name under which it is shown if it has one, and what it is called with."""
-
-    mlp: MlpShape
-    leads: tuple[tuple[int, ...], ...]
-    label: str = ""
-    dtypes: tuple[str, ...] = ("float32",)
-    colds: tuple[bool, ...] = (False,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """A series: its rows, and who takes part unless others are named.
-
-    compile_rows: where torch.compile is measured, in float32; empty: everywhere
-    goals:        what is claimed for the whole series
-    """
-
-    rows: tuple[PresetRow, ...]
-    against: tuple[str, ...] = ()
-    compile_rows: tuple[int, ...] = ()
-    goals: tuple[Goal, ...] = ()
-
-    @property
-    def cases(self) -> list[Case]:
-        return self.cases_of((), ())
-
-    def cases_of(self, rows: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
-        """Rows and dtypes that are given take the place of its own."""
-        leads = tuple(parse_rows(text) for text in rows)
-        names = tuple(parse_dtype(text) for text in dtypes)
-        found = [
-            Case(mlp=row.mlp, lead=lead, dtype=dtype, label=row.label, cold=cold)
-            for row in self.rows
-            for dtype in names or row.dtypes
-            for lead in leads or row.leads
-            for cold in row.colds
-        ]
-        return list(dict.fromkeys(found))
-
-    def why_not(self, name: str, case: Case) -> str:
-        """Why a side is not measured in a case of this series; "" if it is."""
-        if not name.startswith("compile") or not self.compile_rows:
-            return ""
-        if case.dtype == "float32" and case.rows in self.compile_rows:
-            return ""
-        listed = ", ".join(map(str, self.compile_rows))
-        return f"this preset has it in float32 at {listed} rows, since compiling takes long"
-
-    def judged(self, bench: Bench) -> list[GoalVerdict]:
-        return judge_goals(self.goals, bench, self.cases, self.against)
 
 
 def _gated(K: int, H: int, activation: str = "silu") -> MlpShape:
@@ -169,7 +113,7 @@ PEER_GOALS = (
         every_cell=True,
         hot=True,
         rows=(1, 1),
-        sizes=(64, 256, 64),
+        mlps=(BLOCKS["tiny"],),
     ),
 )
 
@@ -178,6 +122,9 @@ PRESETS = {
     "models": Preset(rows=MODELS),
     "peers": Preset(
         rows=PEERS, against=BLOCK_PEERS[1:], compile_rows=(1, 8, 64, 512), goals=PEER_GOALS
+    ),
+    "training": Preset(
+        rows=TRAINING, against=("compile",), goals=TRAINING_GOALS, models=(TRAINED_GPT2,)
     ),
 }
 

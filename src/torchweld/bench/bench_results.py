@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from torchweld.bench.bench_cases import Case
+from torchweld.bench.bench_cases import Case, ModelCase
 from torchweld.bench.earlier_benches import UPGRADES
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Amount, Bounds, Count, Length
@@ -38,6 +38,22 @@ Time = Annotated[float, Bounds(1 / MOST_FLOAT)]
 def told(value: float, why: str) -> float | NotMeasured:
     """`value`; not measured, because of `why`, where it is not a number."""
     return min(value, MOST_FLOAT) if math.isfinite(value) else NotMeasured(why)
+
+
+def error_ratio(error: float, eager_error: float) -> float | NotMeasured:
+    """How many times eager's error it is."""
+    if not math.isfinite(error):
+        return NotMeasured(NOT_FINITE)
+    return told(error / eager_error, NOT_FINITE) if eager_error else NotMeasured(EXACT)
+
+
+def largest_of(values: Sequence[float | NotMeasured]) -> float | NotMeasured:
+    """The largest measured value; if there is none, the first NotMeasured."""
+    known = [value for value in values if not isinstance(value, NotMeasured)]
+    unknown = [value for value in values if isinstance(value, NotMeasured)]
+    if known:
+        return max(known)
+    return unknown[0] if unknown else NotMeasured("nothing was verified")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +90,20 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingCost:
+    """What a step of training costs besides its time.
+
+    saved_bytes: what the forward keeps for the backward; parameters are not counted
+    faults:      minor page faults per step: fresh pages that the system has to clear
+    peak_bytes:  the most memory that the side's process held while it took steps
+    """
+
+    saved_bytes: Count | NotMeasured
+    faults: Amount | NotMeasured
+    peak_bytes: Count | NotMeasured
+
+
+@dataclass(frozen=True, kw_only=True)
 class Latency:
     """Single calls, as a user meets them."""
 
@@ -100,6 +130,7 @@ class Result:
     refused:    why it did not take part, or was not timed; None where it was
     comparison: with eager; None for eager
     callers:    the same with several callers at once; `us` in it are between calls that finish
+    training:   of a step of training; None elsewhere, and where it did not run
     """
 
     name: str
@@ -112,6 +143,7 @@ class Result:
     copied_bytes: Count = 0
     latency: Latency | None = None
     callers: Comparison | None = None
+    training: TrainingCost | None = None
 
     @property
     def measured(self) -> bool:
@@ -136,6 +168,7 @@ class Cell:
 
     name:        as it is found again: in the history, in CSV
     case:        None for a whole model
+    model:       of a whole model in training: what was measured
     moved_bytes: what has to move at least: weights, inputs and outputs, each once
     """
 
@@ -146,6 +179,22 @@ class Cell:
     moved_bytes: Count
     weight_bytes: Count
     results: tuple[Result, ...]
+    model: ModelCase | None = None
+
+    @property
+    def what(self) -> Case | ModelCase | None:
+        """What was measured; None for a whole model without gradients."""
+        return self.case or self.model
+
+    def saved_ratio(self, name: str) -> float | NotMeasured | None:
+        """Bytes saved for the backward, over eager's; None where they were not counted."""
+        costs = [self.result(one).training for one in (name, "eager")]
+        if any(cost is None for cost in costs):
+            return None
+        own, eager = (cost.saved_bytes for cost in costs if cost is not None)
+        if isinstance(own, NotMeasured) or isinstance(eager, NotMeasured):
+            return own if isinstance(own, NotMeasured) else eager
+        return own / eager if eager else NotMeasured("eager saves nothing")
 
     def result(self, name: str) -> Result:
         return next(result for result in self.results if result.name == name)
@@ -169,6 +218,8 @@ class Bench(SavedRecord):
     notes:    what a reader has to know
     target:   the whole model that was measured; empty for blocks
     preset:   the series that was measured, where it has a name
+    training: cells are steps of training
+    native_bf16: whether the CPU multiplies bfloat16 itself, and torch may use that; None: unknown
     peaks:    what the machine was seen to do at best
     cache:    bytes of its last-level cache
     busy_cores: what others took of the machine when the bench began
@@ -176,7 +227,7 @@ class Bench(SavedRecord):
 
     FORMAT = RecordFormat(
         what="bench",
-        version=3,
+        version=4,
         upgrades=UPGRADES,
         remedy="measure it again with torchweld bench, or use the torchweld that saved it",
         by_kind=True,
@@ -196,6 +247,8 @@ class Bench(SavedRecord):
     notes: tuple[str, ...] = ()
     target: str = ""
     preset: str = ""
+    training: bool = False
+    native_bf16: bool | None = None
     callers: Count = 0
     peaks: Peaks | None = None
     cache: Count = 0

@@ -47,6 +47,14 @@ def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
         row["calls_per_s"] = calls_per_s(cell, result)
         row["callers_ratio"] = together and together.speedup
         row["callers_verdict"] = together and together.verdict
+    if bench.training:
+        step = result.training
+        row |= {
+            "saved_bytes": step and step.saved_bytes,
+            "saved_ratio": cell.saved_ratio(result.name),
+            "faults": step and step.faults,
+            "peak_bytes": step and step.peak_bytes,
+        }
     row["refused"] = result.refused
     return row | {"not_measured": _reasons(row, result)}
 
@@ -118,6 +126,12 @@ def csv_text(bench: Bench) -> str:
     return text.getvalue()
 
 
+def _step_of(cell: Cell) -> dict[str, Any]:
+    step = cell.model.step if cell.model is not None else cell.case and cell.case.training
+    blocks = {"blocks": cell.case.blocks} if cell.case is not None else {}
+    return {**blocks, **(to_plain(step, all_fields=True) if step else {})}
+
+
 def _csv_rows(bench: Bench) -> Iterator[dict[str, Any]]:
     for cell in bench.cells:
         shape: dict[str, Any] = {"cell": cell.name}
@@ -128,6 +142,8 @@ def _csv_rows(bench: Bench) -> Iterator[dict[str, Any]]:
                 "kind": cell.case.mlp.kind_text,
                 "rows": cell.case.rows,
             }
+        if bench.training:
+            shape |= _step_of(cell)
         shape["dtype"] = cell.dtype
         for result in cell.results:
             row = row_of(bench, cell, result)

@@ -2,35 +2,45 @@
 
 Runtimes outside of PyTorch, and torch.compile, need a process each, and then every side gets one:
 pools of threads would disturb each other, and compilers change the process they run in. If only
-eager and our own backends take part, they run in this process, and nothing has to start.
+eager and our own backends take part, they run in this process, and nothing has to start. In
+training every side has its own process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchweld.bench.runtime_server import RuntimeServer, serve_runtime
 from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
+from torchweld.bench.training_step import Malloc, malloc_environment
 from torchweld.bench.workers.local_worker import LocalWorker
-from torchweld.bench.workers.worker_process import WorkerError, WorkerProcess
+from torchweld.bench.workers.worker_process import NOTHING, WorkerError, WorkerProcess
+
+Worker = WorkerProcess | LocalWorker
 
 
 class Stage:
     """Sides by name: started, asked, timed. At most one runs; processes of the others are stopped.
 
-    processes: each side has a process of its own
+    processes:   each side has a process of its own
+    environment: of these processes, where it differs from ours
     """
 
     def __init__(
-        self, threads: int, runtimes: Runtimes = RUNTIMES, *, processes: bool = False
+        self,
+        threads: int,
+        runtimes: Runtimes = RUNTIMES,
+        *,
+        processes: bool = False,
+        environment: Mapping[str, str | None] = NOTHING,
     ) -> None:
-        self.threads, self.processes = threads, processes
+        self.threads, self.processes, self.environment = threads, processes, environment
         self._runtimes = runtimes
-        self.workers: dict[str, WorkerProcess | LocalWorker] = {}
-        self._running: WorkerProcess | LocalWorker | None = None
+        self.workers: dict[str, Worker] = {}
+        self._running: Worker | None = None
 
     def __enter__(self) -> Stage:
         return self
@@ -60,13 +70,20 @@ class Stage:
                 reasons[name] = str(error)
         return reasons
 
-    def _worker(self, name: str) -> WorkerProcess | LocalWorker:
+    def helper(self, name: str, make: Callable[..., Any], *arguments: Any) -> Worker:
+        """A worker that is no side, started where sides would; whoever asked for it ends it."""
+        self.park_all()
+        if self.processes:
+            return WorkerProcess(name, make, *arguments, environment=self.environment)
+        return LocalWorker(name, make, *arguments)
+
+    def _worker(self, name: str) -> Worker:
         make = self._runtimes[name]
         if self.processes:
-            return WorkerProcess(name, serve_runtime, make, self.threads)
+            return self.helper(name, serve_runtime, make, self.threads)
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
-        return LocalWorker(name, RuntimeServer, make)
+        return self.helper(name, RuntimeServer, make)
 
     def ask(self, name: str, command: str, *arguments: Any) -> Any:
         """The answer of one side, all others being parked."""
@@ -107,3 +124,8 @@ class StageSide:
 def open_stage(names: Sequence[str], threads: int, runtimes: Runtimes = RUNTIMES) -> Stage:
     """A stage on which all of `names` can run; not started yet."""
     return Stage(threads, runtimes, processes=any(runtimes[name]().apart for name in names))
+
+
+def open_training_stage(threads: int, runtimes: Runtimes, malloc: Malloc) -> Stage:
+    """Each side in a process of its own: heaps, page faults and peaks are those of one side."""
+    return Stage(threads, runtimes, processes=True, environment=malloc_environment(malloc))

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Literal
 
 from torchweld.bench.bench_cases import SHORT_DTYPES, MlpShape
-from torchweld.bench.bench_results import Bench, Cell, Result
+from torchweld.bench.bench_results import Bench, Cell, Result, largest_of
 from torchweld.bench.relative_speeds import geometric_mean
 from torchweld.core.not_measured import NotMeasured
 
@@ -43,6 +43,7 @@ class Summary:
     largest_share_of_limit: float | NotMeasured  # 1 is all that the numerical rule allows
     weight_bytes: int
     copied_bytes: int
+    training: bool = False
 
 
 def summarise(bench: Bench) -> Summary:
@@ -55,7 +56,10 @@ def summarise(bench: Bench) -> Summary:
     ]
     # Cells of one block and dtype share its weights, and all of a model do.
     memory = {
-        (cell.case and cell.case.mlp, cell.dtype): (cell.weight_bytes, result.copied_bytes)
+        (cell.case and (cell.case.mlp, cell.case.blocks), cell.dtype): (
+            cell.weight_bytes,
+            result.copied_bytes,
+        )
         for cell, result in first
     }
     checks = [result.check for _, result in first if result.check is not None]
@@ -77,12 +81,13 @@ def summarise(bench: Bench) -> Summary:
             d: geometric_mean(r for cell, r in speedups if _short(cell.dtype) == d) for d in dtypes
         },
         worst=NotMeasured(why) if worst is None else (worst[0].name, worst[1]),
-        largest_error_ratio=_largest([check.error_ratio for check in checks]),
-        largest_share_of_limit=_largest(
+        largest_error_ratio=largest_of([check.error_ratio for check in checks]),
+        largest_share_of_limit=largest_of(
             [ratio for check in checks for ratio in (check.row_ratio, check.rms_ratio)]
         ),
         weight_bytes=sum(own for own, _ in memory.values()),
         copied_bytes=sum(copied for _, copied in memory.values()),
+        training=bench.training,
     )
 
 
@@ -129,15 +134,6 @@ def _remedy(bench: Bench, unmeasured: Sequence[Result]) -> str | None:
     return seconds
 
 
-def _largest(values: Sequence[float | NotMeasured]) -> float | NotMeasured:
-    """The largest measured value; if there is none, the first NotMeasured."""
-    known = [value for value in values if not isinstance(value, NotMeasured)]
-    unknown = [value for value in values if isinstance(value, NotMeasured)]
-    if known:
-        return max(known)
-    return unknown[0] if unknown else NotMeasured("nothing was verified")
-
-
 # ---- the crossover map ----
 
 
@@ -178,7 +174,7 @@ def maps(bench: Bench) -> list[Map]:
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in bench.cells:
         if cell.case is not None and not cell.case.label:
-            groups.setdefault((cell.case.mlp.kind_text, cell.case.dtype_text), []).append(cell)
+            groups.setdefault((cell.case.kind_text, cell.case.dtype_text), []).append(cell)
     found = [_map(bench.first, kind, dtype, cells) for (kind, dtype), cells in groups.items()]
     return [one for one in found if len(one.rows) > 1 and len(one.widths) > 1]
 

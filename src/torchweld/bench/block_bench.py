@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import torch
 
 from torchweld.bench.bench_cases import Case
 from torchweld.bench.bench_participants import why_not
-from torchweld.bench.bench_results import (
-    EXACT,
-    NOT_FINITE,
-    Bench,
-    Cell,
-    OutputCheck,
-    told,
-)
-from torchweld.bench.bench_stages import Stage, open_stage
+from torchweld.bench.bench_results import NOT_FINITE, Bench, Cell, OutputCheck, error_ratio, told
+from torchweld.bench.bench_stages import Stage, open_stage, open_training_stage
 from torchweld.bench.block_truth import JUDGED_ROWS, BlockTruth
 from torchweld.bench.cell_bench import Judge, Outputs, measured_cell
 from torchweld.bench.eager_block import BlockSource
-from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
+from torchweld.bench.runtime_server import tensors_from
+from torchweld.bench.runtimes.runtime_names import RUNTIMES, TRAINING_RUNTIMES, Runtimes
+from torchweld.bench.training_step import TrainingStep
+from torchweld.bench.training_truth import TrainingTruth
 from torchweld.bench.workers.worker_process import WorkerError
-from torchweld.core.not_measured import NotMeasured
 
 
 def measure(
-    bench: Bench, cases: Sequence[Case], latency: bool = False, runtimes: Runtimes = RUNTIMES
+    bench: Bench,
+    cases: Sequence[Case],
+    latency: bool = False,
+    runtimes: Runtimes | None = None,
 ) -> Iterator[Cell]:
     """The cells of `bench`, each as soon as it is done; `runtimes` has its sides by name."""
-    with open_stage(bench.names, bench.threads, runtimes) as stage:
-        missing = stage.start(bench.names)
-        blocks = BlockBench(stage, bench, missing)
-        for case in cases:
-            yield blocks.cell(case, latency)
+    table = runtimes or (TRAINING_RUNTIMES if bench.training else RUNTIMES)
+    for malloc, group in groupby(cases, key=lambda case: case.training and case.training.malloc):
+        with (
+            open_stage(bench.names, bench.threads, table)
+            if malloc is None
+            else open_training_stage(bench.threads, table, malloc)
+        ) as stage:
+            missing = stage.start(bench.names)
+            blocks = BlockBench(stage, bench, missing)
+            for case in group:
+                yield blocks.cell(case, latency)
 
 
 class BlockBench:
@@ -47,14 +51,20 @@ class BlockBench:
 
     def cell(self, case: Case, latency: bool) -> Cell:
         bench = replace(self._bench, cold=self._bench.cold or case.cold)
-        source = BlockSource(mlp=case.mlp, dtype=case.dtype, seed=bench.seed)
+        source = BlockSource(
+            mlp=case.mlp,
+            dtype=case.dtype,
+            seed=bench.seed,
+            blocks=case.blocks,
+            training=case.training is not None,
+        )
         empty = Cell(
             name=str(case),
             case=case,
             dtype=case.dtype,
-            flops=case.mlp.flops(case.rows),
+            flops=case.flops,
             moved_bytes=case.moved_bytes,
-            weight_bytes=case.mlp.weight_bytes(case.dtype),
+            weight_bytes=case.weight_bytes,
             results=(),
         )
         return measured_cell(
@@ -63,7 +73,7 @@ class BlockBench:
             empty,
             reasons={n: self._missing.get(n) or why_not(bench, n, case) for n in bench.names},
             prepare=lambda name: self._prepare(name, source, case),
-            judge_of=lambda eager: block_judge(source, case.rows, eager),
+            judge_of=lambda eager: judge_of(source, case, eager),
             latency=latency,
         )
 
@@ -72,14 +82,36 @@ class BlockBench:
             self._loaded.pop(name, None)
             self._stage.ask(name, "load", source)
             self._loaded[name] = source
+        self._stage.ask(name, "train", case.training)
         outputs: Outputs = self._stage.ask(name, "prepare", *case.lead)
-        if [output.size for output in outputs] != [case.rows * case.mlp.sizes[-1]]:
+        judged = outputs[:1] if case.training else outputs
+        if [output.size for output in judged] != [case.rows * case.mlp.sizes[-1]]:
             raise WorkerError(f"wrong: outputs of shapes {[list(one.shape) for one in outputs]}")
         return outputs
 
 
+def judge_of(source: BlockSource, case: Case, eager: Outputs) -> Judge:
+    """In this process: in eager's, the work would move its memory about."""
+    if case.training is None:
+        return block_judge(source, case.rows, eager)
+    return training_judge(source, case.training, case.lead, eager)
+
+
+def training_judge(
+    source: BlockSource, step: TrainingStep, lead: Sequence[int], eager_outputs: Outputs
+) -> Judge:
+    """The output and every gradient, by the numerical rule."""
+    truth = TrainingTruth.of(source, step, *lead)
+    eager = tensors_from(eager_outputs, truth.dtype)
+
+    def judge(_: str, outputs: Outputs) -> OutputCheck:
+        return truth.check(tensors_from(outputs, truth.dtype), eager)
+
+    return judge
+
+
 def block_judge(source: BlockSource, rows: int, eager_outputs: Outputs) -> Judge:
-    """By the numerical rule, in this process: in eager's, the work would move its memory about."""
+    """By the numerical rule."""
     dtype, width = source.torch_dtype, source.mlp.sizes[-1]
     with torch.no_grad():
         truth = BlockTruth.of(source.mlp, dtype, rows, source.seed, JUDGED_ROWS)
@@ -102,10 +134,3 @@ def block_judge(source: BlockSource, rows: int, eager_outputs: Outputs) -> Judge
         )
 
     return judge
-
-
-def error_ratio(error: float, eager_error: float) -> float | NotMeasured:
-    """How many times eager's error it is."""
-    if not math.isfinite(error):
-        return NotMeasured(NOT_FINITE)
-    return told(error / eager_error, NOT_FINITE) if eager_error else NotMeasured(EXACT)

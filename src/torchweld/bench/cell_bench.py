@@ -1,7 +1,7 @@
 """One cell: every side gets ready and is verified; those that pass are timed, with their costs.
 
 What blocks and whole models have in common. An output that breaks the numerical rule is reported,
-and its side is not timed. All runs without gradients.
+and its side is not timed. All runs without gradients, unless it is training.
 """
 
 from __future__ import annotations
@@ -12,9 +12,23 @@ from dataclasses import replace
 from typing import Any
 
 from torchweld.bench.bench_cases import Array
-from torchweld.bench.bench_results import Bench, Cell, Cost, Latency, OutputCheck, Result
+from torchweld.bench.bench_results import (
+    Bench,
+    Cell,
+    Cost,
+    Latency,
+    OutputCheck,
+    Result,
+    TrainingCost,
+)
 from torchweld.bench.bench_stages import Stage
-from torchweld.bench.stage_timing import MOST_CELL_S, CallersSide, paired, single_calls
+from torchweld.bench.stage_timing import (
+    MOST_CELL_S,
+    MOST_TRAINING_S,
+    CallersSide,
+    paired,
+    single_calls,
+)
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
@@ -73,11 +87,15 @@ def measured_cell(
     return replace(cell, results=tuple(results.values()))
 
 
-def with_costs(stage: Stage, result: Result) -> Result:
-    """With what the side reports: the kernel that ran, copies, ops, host and processor time."""
+def with_costs(stage: Stage, result: Result, trained: bool = False) -> Result:
+    """With what the side reports: the kernel that ran, copies, ops, host and processor time.
+
+    Of a step of training also bytes saved, page faults and the peak of memory.
+    """
     try:
         details = stage.ask(result.name, "details")
         cost = cost_of(stage.ask(result.name, "cost"), result.us)
+        training = stage.ask(result.name, "training_cost") if trained else None
     except WorkerError as error:
         unknown = NotMeasured(str(error))
         return replace(result, cost=Cost(host_us=unknown, cpu_us=unknown))
@@ -85,7 +103,13 @@ def with_costs(stage: Stage, result: Result) -> Result:
     if kernel == COMPOSED:  # nothing is counted inside
         cost = replace(cost, ops=None, buffers=None)
     copied = int(details.get("copied_bytes", 0))
-    return replace(result, cost=cost, kernel=kernel, copied_bytes=copied)
+    return replace(
+        result,
+        cost=cost,
+        kernel=kernel,
+        copied_bytes=copied,
+        training=None if training is None else TrainingCost(**training),
+    )
 
 
 def cost_of(found: Mapping[str, Any], us: float | NotMeasured) -> Cost:
@@ -140,7 +164,7 @@ def timed(
         found |= {name: replace(found[name], us=NotMeasured(why)) for name in names}
     else:
         found |= _times(stage, bench, {name: found[name] for name in names}, latency)
-    return found | {name: with_costs(stage, found[name]) for name in names}
+    return found | {name: with_costs(stage, found[name], bench.training) for name in names}
 
 
 def _times(
@@ -194,7 +218,7 @@ def _compared(stage: Stage, bench: Bench, names: Sequence[str]) -> dict[str, Com
             threads=bench.threads,
             seed=bench.seed,
             patience=attempt + 1,
-            most_s=MOST_CELL_S,
+            most_s=MOST_TRAINING_S if bench.training else MOST_CELL_S,
         )
         if not any(isinstance(comparison.speedup, NotMeasured) for comparison in found.values()):
             break

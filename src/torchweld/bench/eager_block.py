@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchweld.bench.bench_cases import SEED, MlpShape
 from torchweld.core.activations import ACTIVATIONS, parse_activation
+from torchweld.core.blocks import LayerForm
 from torchweld.core.errors import TorchweldError
 from torchweld.core.model_inputs import Inputs, Workload
 from torchweld.models.targets import Target
@@ -68,9 +70,13 @@ class GatedLayers(TwoLayers):
         return y
 
 
-def eager_block(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> nn.Module:
-    """The block as plain PyTorch modules."""
-    layers = _layers(mlp, dtype, seed)
+def eager_block(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1) -> nn.Module:
+    """The block as plain PyTorch modules; several of them follow each other."""
+    made = [_eager_block(mlp, layers) for layers in _stacked_layers(mlp, dtype, seed, blocks)]
+    return made[0] if blocks == 1 else nn.Sequential(*made)
+
+
+def _eager_block(mlp: MlpShape, layers: Sequence[nn.Linear | Conv1D]) -> nn.Module:
     act = activation_of(mlp)
     if mlp.gated:
         gate, up, down = layers
@@ -89,8 +95,15 @@ def activation_of(mlp: MlpShape) -> Callable[[Tensor], Tensor]:
     return (lambda z: function(z, *parameters)) if parameters else function
 
 
-# All sides in this process get the same objects if they ask for the same block in turn.
+# All sides in this process get the same objects if they ask for the same blocks in turn.
 @functools.lru_cache(maxsize=1)
+def _stacked_layers(
+    mlp: MlpShape, dtype: torch.dtype, seed: int, blocks: int
+) -> tuple[tuple[nn.Linear | Conv1D, ...], ...]:
+    """The layers of each block. Seeds of blocks are even numbers apart; inputs have odd ones."""
+    return tuple(_layers(mlp, dtype, seed + 2 * i) for i in range(blocks))
+
+
 def _layers(mlp: MlpShape, dtype: torch.dtype, seed: int) -> tuple[nn.Linear | Conv1D, ...]:
     found: list[nn.Linear | Conv1D] = []
     for own in mlp.linears(seed):
@@ -109,29 +122,39 @@ def _layers(mlp: MlpShape, dtype: torch.dtype, seed: int) -> tuple[nn.Linear | C
     return tuple(found)
 
 
-def linears_of(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> list[nn.Linear]:
-    """The Linears of `eager_block`, which is made of the same objects."""
-    found = [layer for layer in _layers(mlp, dtype, seed) if isinstance(layer, nn.Linear)]
-    if not found:
+def linears_of(
+    mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1
+) -> list[list[nn.Linear]]:
+    """The Linears of each block of `eager_block`, which is made of the same objects."""
+    found = [
+        [layer for layer in layers if isinstance(layer, nn.Linear)]
+        for layers in _stacked_layers(mlp, dtype, seed, blocks)
+    ]
+    if not all(found):
         raise TorchweldError(
             f"{mlp.name} keeps its weights as [in, out], and is measured by bench --table alone"
         )
     return found
 
 
-def tensors_of(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED) -> list[Tensor]:
-    """Weights and biases in the order in which the ops take them."""
-    both = chain.from_iterable((one.weight, one.bias) for one in _layers(mlp, dtype, seed))
+def tensors_of(
+    mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1
+) -> list[Tensor]:
+    """Weights and biases in the order in which the ops take them, block after block."""
+    layers = chain.from_iterable(_stacked_layers(mlp, dtype, seed, blocks))
+    both = chain.from_iterable((one.weight, one.bias) for one in layers)
     return [tensor for tensor in both if tensor is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSource:
-    """A block by its shape; `make` gives the same weights in any process."""
+    """Blocks by their shape; `make` gives the same weights in any process."""
 
     mlp: MlpShape
     dtype: str = "float32"
     seed: int = SEED
+    blocks: int = 1
+    training: bool = False
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -139,19 +162,35 @@ class BlockSource:
         return found
 
     @property
-    def linears(self) -> list[nn.Linear]:
-        return linears_of(self.mlp, self.torch_dtype, self.seed)
+    def linears(self) -> list[list[nn.Linear]]:
+        return linears_of(self.mlp, self.torch_dtype, self.seed, self.blocks)
 
     @property
     def tensors(self) -> list[Tensor]:
-        return tensors_of(self.mlp, self.torch_dtype, self.seed)
+        return tensors_of(self.mlp, self.torch_dtype, self.seed, self.blocks)
+
+    @property
+    def forms(self) -> tuple[LayerForm, ...]:
+        """The layers of all blocks, as one chain."""
+        return self.mlp.forms * self.blocks
 
     def make(self) -> Target:
-        model = eager_block(self.mlp, self.torch_dtype, self.seed).eval()
-        return Target(name=self.mlp.name, model=model, workloads=())
+        model = eager_block(self.mlp, self.torch_dtype, self.seed, self.blocks)
+        return Target(name=self.mlp.name, model=model.train(self.training), workloads=())
 
     def workload(self, made: Target, *lead: int) -> Workload:
         """x of the shape [*lead, K]; without rows, there is nothing to compute."""
-        values = torch.from_numpy(self.mlp.inputs(prod(lead), self.seed + 1))
-        inputs = Inputs(values.to(self.torch_dtype).view(*lead, self.mlp.sizes[0]))
+        x = self.inputs(*lead).requires_grad_(self.training)
+        inputs = Inputs(x)
         return Workload(name="×".join(map(str, lead)), run=inputs.call, inputs=inputs)
+
+    def inputs(self, *lead: int) -> Tensor:
+        values = torch.from_numpy(self.mlp.inputs(prod(lead), self.seed + 1))
+        return values.to(self.torch_dtype).view(*lead, self.mlp.sizes[0])
+
+    def gradient(self, *lead: int) -> Tensor:
+        """Of the output, drawn as inputs are."""
+        drawn = np.random.default_rng(self.seed + 3).standard_normal(
+            (*lead, self.mlp.sizes[-1]), dtype=np.float32
+        )
+        return torch.from_numpy(drawn).to(self.torch_dtype)

@@ -1,8 +1,8 @@
 """Benches that earlier releases saved, brought up to date: plain data in, plain data out.
 
-Version 2 had NaN and infinities where nothing was measured, an empty text where nothing was
-refused, and host times that could exceed the call's. Anybody may have written the data: what is not
-understood is left for the reader to refuse.
+Version 3 had calls without gradients alone. Version 2 had NaN and infinities where nothing was
+measured, an empty text where nothing was refused, and host times that could exceed the call's.
+Anybody may have written the data: what is not understood is left for the reader to refuse.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def _unmeasured(why: str) -> dict[str, str]:
 def from_second(data: dict[str, Any]) -> dict[str, Any]:
     """The fields of version 2 as those of version 3."""
     return _each(data, "cells", lambda cell: _each(cell, "results", _result))
+
+
+def from_third(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 3 had no training; all of its fields mean the same."""
+    return data
 
 
 def _each(
@@ -70,4 +75,4 @@ def _cost(data: dict[str, Any], us: Any) -> dict[str, Any]:
 
 
 # By version, what makes the next one of it.
-UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {2: from_second}
+UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {2: from_second, 3: from_third}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchweld.bench.bench_results import EXACT, NOT_FINITE, Bench, Cell, OutputCheck, told
+from torchweld.bench.bench_results import Bench, Cell, OutputCheck
 from torchweld.bench.bench_stages import Stage, open_stage
 from torchweld.bench.cell_bench import Outputs, measured_cell
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes.runtime_names import OWN_MODEL, RUNTIMES
+from torchweld.bench.whole_model_check import output_check
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.numerics.model_check import ModelTruth, TensorCheck, compare_results
+from torchweld.numerics.model_check import ModelTruth, compare_results
 
 # A foreign runtime whose error exceeds eager's by more than this factor computes something else.
 MOST_ERROR = 20.0
@@ -51,7 +51,7 @@ def measure_model(
         for name in bench.names[1:]:
             try:
                 if name not in missing:
-                    _load(stage, name, source, about["weights"])
+                    load_side(stage, name, source, about["weights"])
             except WorkerError as error:  # noqa: PERF203
                 if name == OWN_MODEL:
                     raise
@@ -64,7 +64,7 @@ def measure_model(
             yield _cell(stage, bench, missing, number, name, latency)
 
 
-def _load(stage: Stage, name: str, source: ModelSource, weights: str) -> None:
+def load_side(stage: Stage, name: str, source: ModelSource, weights: str) -> None:
     """Loads a side, which has to have the weights that eager has."""
     stage.ask(name, "load", source)
     if stage.ask(name, "about")["weights"] != weights:
@@ -125,23 +125,8 @@ class _ModelJudge:
 
     def __call__(self, name: str, arrays: Outputs) -> OutputCheck:
         compared = compare_results(self._tensors(arrays), self._expected, self._truth, self._depth)
-        check = _check(compared)
+        check = output_check(compared)
         ratio = check.error_ratio
         close = not isinstance(ratio, NotMeasured) and ratio <= MOST_ERROR
         foreign = close and name != OWN_MODEL
         return replace(check, ok=True, reason=None) if check.ok or foreign else check
-
-
-def _check(compared: list[TensorCheck]) -> OutputCheck:
-    wrong = [f"{one.name} {one.reason}" for one in compared if not one.ok]
-    hopeless = any(not math.isfinite(one.error) for one in compared)
-    ratios = [one.error / one.reference_error for one in compared if one.reference_error > 0]
-    shares = [one.error / one.allowed for one in compared if one.allowed > 0]
-    unknown = NotMeasured(NOT_FINITE if hopeless else EXACT)
-    return OutputCheck(
-        ok=not wrong,
-        error_ratio=unknown if hopeless or not ratios else told(max(ratios), NOT_FINITE),
-        row_ratio=unknown if hopeless else told(max(shares, default=0.0), NOT_FINITE),
-        rms_ratio=0.0,
-        reason="; ".join(wrong) or None,
-    )

@@ -24,11 +24,13 @@ class ModelSource:
     plan:     a file with the plan to apply; None: one is made
     tuning_s: how long that may take, about; None: a plan's default
     remember: times of earlier plans may be used for it
+    training: the model is made, planned and welded for training
     """
 
     plan: str | None = None
     tuning_s: float | None = None
     remember: bool = True
+    training: bool = False
 
     def make(self) -> Target:
         raise NotImplementedError
@@ -55,7 +57,7 @@ class TargetSource(ModelSource):
         random.seed(self.seed)
         np.random.seed(self.seed)
         torch.manual_seed(self.seed)
-        return resolve(self.target, self.inputs, seed=self.seed)
+        return resolve(self.target, self.inputs, training=self.training, seed=self.seed)
 
     @property
     def onnx_folder(self) -> Path | None:

@@ -32,21 +32,21 @@ class RelativeSpeed:
         return self.low > 1.0
 
 
-def over(bench: Bench, cell: Cell, name: str) -> RelativeSpeed | None:
-    """The first backend over one other side; None where one of them has no figures.
+def over(bench: Bench, cell: Cell, name: str, ours: str = "") -> RelativeSpeed | None:
+    """The first backend, or `ours`, over one other side; None where one of them has no figures.
 
     Distances to the ends of both intervals are added as squares. What the two share, eager's own
     noise, cancels in their ratio, so that the interval is rather too wide than too narrow.
     """
-    ours = _over_eager(cell, bench.first)
-    if ours is None or name == "eager":
-        return ours
+    own = _over_eager(cell, ours or bench.first)
+    if own is None or name == "eager":
+        return own
     theirs = _over_eager(cell, name)
     if theirs is None:
         return None
-    down = math.hypot(math.log(ours.value / ours.low), math.log(theirs.high / theirs.value))
-    up = math.hypot(math.log(ours.high / ours.value), math.log(theirs.value / theirs.low))
-    value = ours.value / theirs.value
+    down = math.hypot(math.log(own.value / own.low), math.log(theirs.high / theirs.value))
+    up = math.hypot(math.log(own.high / own.value), math.log(theirs.value / theirs.low))
+    value = own.value / theirs.value
     return RelativeSpeed(value=value, low=value * math.exp(-down), high=value * math.exp(up))
 
 

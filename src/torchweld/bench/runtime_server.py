@@ -11,16 +11,18 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchweld.bench.bench_cases import Array
 from torchweld.bench.concurrent_callers import callers, dismiss
 from torchweld.bench.runtimes.runtime import Runtime
 from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
+from torchweld.bench.training_step import TrainingStep
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.hardware import hardware
 from torchweld.numerics.model_check import floating
@@ -108,20 +110,30 @@ class RuntimeServer:
     def load(self, source: Any) -> None:
         self.runtime.load(source)
 
+    def train(self, step: TrainingStep | None) -> None:
+        """What is prepared from now on is such a step."""
+        self.runtime.train(step)
+
     def show(self) -> None:
-        """Runtimes that share a model make it theirs, before the clock starts."""
+        """Runtimes that share a model make it theirs, before the clock starts.
+
+        Gradients are on in training: until the next `show`, or the end of a local worker's command.
+        """
+        torch.set_grad_enabled(self.runtime.step is not None)
         self.runtime.show()
 
     def prepare(self, *shape: Any) -> list[Array]:
         """Gets ready for a number of rows, or a shape; the floating outputs of a call, as float32.
 
-        Outputs in float64 stay float64.
+        Outputs in float64 stay float64. In training, gradients follow the output of a block, all as
+        they are: copies would be as large as the weights.
         """
         self.call = self.runtime.prepare(*shape)
         self.side = CallableSide(self.call)
         self.prepared = True
         self.show()
-        return arrays_of(self.call())
+        found = self.runtime.judged(self.call)
+        return arrays_of(found) if self.runtime.step is None else bare_arrays(found)
 
     def time(self, calls: int) -> tuple[float, bool]:
         """Seconds for `calls` calls, and whether the processor was taken away meanwhile."""
@@ -183,10 +195,17 @@ class RuntimeServer:
         if self.runtime.countable:
             counts = count(self.call)
             found |= {"ops": len(counts.ops), "buffers": counts.buffers}
+            if self.runtime.step is not None:
+                return found  # without rows, weights still get gradients: that is not the host's
             if torch.cuda.is_available():
                 found["cuda_us"] = self.runtime.cuda_us()
             found |= self._host()
         return found
+
+    def training_cost(self) -> dict[str, Any]:
+        """What a step keeps for its backward, its page faults, and the peak of memory."""
+        self.show()
+        return self.runtime.training_cost()
 
     def _host(self) -> dict[str, float | NotMeasured]:
         call = self.runtime.idle()
@@ -261,6 +280,18 @@ def arrays_of(output: Any) -> list[Array]:
         return [_wide(item) for item in found if np.issubdtype(item.dtype, np.floating)]
     tensors = [tensor.detach() for tensor in floating(output)]
     return [_wide((t if t.dtype == torch.float64 else t.float()).numpy()) for t in tensors]
+
+
+def bare_arrays(tensors: Sequence[Tensor]) -> list[Any]:
+    """Tensors as arrays of the same memory; numbers of 16 bits as integers."""
+    found = [tensor.detach().contiguous() for tensor in tensors]
+    return [(t if t.element_size() > 2 else t.view(torch.int16)).numpy() for t in found]
+
+
+def tensors_from(arrays: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
+    """What `bare_arrays` was given; integers are numbers of `dtype`."""
+    found = [torch.from_numpy(array) for array in arrays]
+    return [t.view(dtype) if t.dtype == torch.int16 else t for t in found]
 
 
 def _wide(values: Any) -> Array:

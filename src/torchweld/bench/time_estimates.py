@@ -10,7 +10,7 @@ from torchweld.bench.bench_participants import why_not
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.block_truth import JUDGED_ROWS
 from torchweld.bench.runtimes.runtime_names import is_apart
-from torchweld.bench.stage_timing import MIN_ROUNDS, MOST_CELL_S, WINDOW_S
+from torchweld.bench.stage_timing import MIN_ROUNDS, MOST_CELL_S, MOST_TRAINING_S, WINDOW_S
 
 # Shares of the fp32 peak: of eager's products, of those in 16 bits, of the reference in fp64 with
 # its scales.
@@ -25,15 +25,18 @@ def expected_s(bench: Bench, case: Case, latency: bool) -> float:
     peak = bench.peaks.fma_gflops("float32", bench.threads) if bench.peaks else None
     flops_s = 1e9 * (peak or USUAL_GFLOPS)
     names = [name for name in bench.names if not why_not(bench, name, case)]
-    flops, others = case.mlp.flops(case.rows), len(names) - 1
+    flops, others = case.flops, len(names) - 1
     visits_s = 0.0
     for name in names:
         slow = case.dtype != "float32" and name not in bench.backends
         call_s = 20e-6 + flops / ((SLOW_SHARE if slow else USUAL_SHARE) * flops_s)
         visits_s += 2 * max(call_s, 3e-3 if bench.cold or case.cold else 1e-3)
-    total_s = START_S + max(bench.seconds * others, min(1.2 * MIN_ROUNDS * visits_s, MOST_CELL_S))
-    total_s += case.mlp.flops(min(case.rows, JUDGED_ROWS)) / (TRUTH_SHARE * flops_s)
-    total_s += COMPILE_S * sum(name.startswith("compile") for name in names)
+    training = case.training is not None
+    most_s = MOST_TRAINING_S if training else MOST_CELL_S
+    total_s = START_S + max(bench.seconds * others, min(1.2 * MIN_ROUNDS * visits_s, most_s))
+    judged = flops if training else case.mlp.flops(min(case.rows, JUDGED_ROWS))
+    total_s += judged / (TRUTH_SHARE * flops_s)
+    total_s += COMPILE_S * (1 + training) * sum(name.startswith("compile") for name in names)
     if latency:
         total_s += bench.seconds * (others + 1)
     if bench.callers:
@@ -43,7 +46,8 @@ def expected_s(bench: Bench, case: Case, latency: bool) -> float:
 
 def startup_s(bench: Bench) -> float:
     """About how long it takes until the first cell begins."""
-    return PROCESS_S * len(bench.names) if any(map(is_apart, bench.names)) else 0.0
+    apart = bench.training or any(map(is_apart, bench.names))
+    return PROCESS_S * len(bench.names) if apart else 0.0
 
 
 class Pace:

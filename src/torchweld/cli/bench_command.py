@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+from rich.console import Console
 
 from torchweld.bench import Bench, Case, plan, plan_model, summarise
 from torchweld.bench.bench_cases import SHORT_DTYPES
@@ -20,18 +21,31 @@ from torchweld.bench.bench_presets import PRESETS, preset_named, with_goals
 from torchweld.bench.bench_rows import csv_text
 from torchweld.bench.model_sources import TargetSource
 from torchweld.bench.parked_check import check_parking
+from torchweld.bench.preset_series import PresetModel
 from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
-from torchweld.cli.bench_progress import Keeper, run_cases, run_model
+from torchweld.cli.bench_progress import Keeper, run_cases, run_model, run_trained_model
 from torchweld.cli.bench_table import GRID, check_table, run_table, write_table
 from torchweld.cli.history_command import history_option
 from torchweld.cli.json_output import data_only
 from torchweld.cli.output_files import check_targets
 from torchweld.cli.run_keeping import keeping
 from torchweld.cli.screen_output import put, screen
+from torchweld.cli.training_options import (
+    AGAINST,
+    STEP_OPTIONS,
+    check_training,
+    demo_steps,
+    model_steps,
+    step_words_typed,
+    trained,
+    training_options,
+    trains,
+)
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.safe_text import clean_lines
+from torchweld.core.typed_names import known
 from torchweld.machine.machine_load import busy_cores
 from torchweld.plans.plan import Plan
 from torchweld.report.bench_text import bench_head, bench_sections, note_lines
@@ -64,15 +78,14 @@ def check_asked(options: dict[str, Any]) -> None:
         option = named.get(odd[0], f"--{odd[0]}")
         why = "measures blocks; leave it out, or the TARGET" if whole else "goes with a TARGET"
         raise TorchweldError(f"{option} {why}")
+    check_training(options)
     if options["table"] is not None:
         check_table(options)
     preset = preset_named(options["preset"]) if options["preset"] is not None else None
     if options["goals"]:
         with_goals(options["preset"])
-    both = preset is not None and any(len(row.colds) > 1 for row in preset.rows)
-    if options["only"] and not both:
-        raise TorchweldError("--only goes with a preset that has hot and cold cells: peers")
-    if options["cold"] and both:
+    check_only(options)
+    if options["cold"] and preset is not None and preset.both_colds:
         raise TorchweldError("the preset has hot and cold cells; give --only cold, not --cold")
     if preset is not None and (options["block"] or options["sizes"]):
         raise TorchweldError(
@@ -81,9 +94,23 @@ def check_asked(options: dict[str, Any]) -> None:
         )
 
 
+def check_only(options: dict[str, Any]) -> None:
+    """Raises for parts that the preset does not have."""
+    only = listed("--only", options["only"])
+    parts = preset_named(options["preset"]).parts if options["preset"] is not None else []
+    if only and not parts:
+        having = [f"{n} ({', '.join(p.parts)})" for n, p in PRESETS.items() if p.parts]
+        raise TorchweldError(f"--only goes with a preset that has parts: {'; '.join(having)}")
+    for name in only:
+        known(name, parts, f"part of --preset {options['preset']}")
+
+
 def check_show(options: dict[str, Any]) -> None:
     """Raises for options that ask for a measurement."""
-    asking = ("preset", *GRID, "against", "backend", "table", "save", "latency", "callers", "cold")
+    asking = (
+        *("preset", *GRID, "against", "backend", "table", "save", "latency", "callers", "cold"),
+        *("training", *STEP_OPTIONS),
+    )
     odd = "a TARGET" if options["target"] is not None else ""
     odd = odd or next((f"--{name}" for name in asking if options[name]), "")
     if odd:
@@ -97,7 +124,8 @@ def words(options: dict[str, Any]) -> str:
     """What was asked for, as the history names it."""
     if options["target"] is not None:
         inputs = [f"--input {text}" for text in options["inputs"]]
-        return " ".join([options["target"], *inputs])
+        typed = [step_words_typed(options)] if options["training"] else []
+        return " ".join([options["target"], *inputs, *typed])
     given = {name: options[name] for name in ("preset", *GRID)}
     if options["table"] is not None and not any(given.values()):
         return "the blocks of a table of known speeds"
@@ -106,6 +134,7 @@ def words(options: dict[str, Any]) -> str:
         for name, value in given.items()
         if value
     ]
+    parts += [step_words_typed(options)] if options["training"] else []
     return " ".join(parts) or "the demo's blocks"
 
 
@@ -134,7 +163,7 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
     if options["target"] is not None:
         if options["plan_file"] is not None:
             Plan.load(options["plan_file"])
-        planned = begun(plan_model(options["target"], **common))
+        planned = begun(plan_model(options["target"], **common, training=trains(options)))
         with TemporaryDirectory(prefix="torchweld-bench-") as folder:
             source = TargetSource(
                 target=options["target"],
@@ -142,42 +171,93 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
                 seed=options["seed"],
                 plan=None if options["plan_file"] is None else str(options["plan_file"]),
                 kept_folder=Path(folder),
+                training=planned.training,
             )
-            done = run_model(planned, source, options["latency"], live, keeper)
-        if shown:
-            put(note_lines(done.notes[len(planned.notes) :]), console)
-        return done
-    cases = asked_cases(options)
+            if planned.training:
+                steps = model_steps(options)
+                done = run_trained_model(planned, source, steps, options["latency"], live, keeper)
+            else:
+                done = run_model(planned, source, options["latency"], live, keeper)
+    else:
+        cases = asked_cases(options)
+        planned = begun(planned_blocks(options, cases, common), dtypes_of(cases))
+        if options["table"] is not None:
+            return run_table(planned, cases, live, keeper)
+        done = run_cases(planned, cases, options["latency"], live, keeper) if cases else planned
+        for model in asked_models(options):
+            if not done.interrupted:
+                done = run_preset_model(done, model, options, live, keeper)
+    if shown:
+        put(note_lines(done.notes[len(planned.notes) :]), console)
+    return done
+
+
+def planned_blocks(options: dict[str, Any], cases: Sequence[Case], common: dict[str, Any]) -> Bench:
+    """The bench of these cases; of all of a preset's, where only its models are asked for."""
     table = options["table"] is not None
     backends = list(WAYS) if table else listed("--backend", options["backend"])
-    planned = plan(cases, backends, **common)
-    used = tuple(dict.fromkeys(case.dtype for case in cases))
+    planned = plan(cases or preset_named(options["preset"]).cases, backends, **common)
     planned = replace(planned, preset=options["preset"] or "")
     if options["check_parking"]:
         names, seed = planned.names, planned.seed
         parked = check_parking(names, planned.threads, planned.seconds, seed)
         planned = replace(planned, notes=(*planned.notes, *parked.sentences()))
-    planned = begun(planned, used)
-    if table:
-        return run_table(planned, cases, live, keeper)
-    return run_cases(planned, cases, options["latency"], live, keeper)
+    return planned
+
+
+def dtypes_of(cases: Sequence[Case]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(case.dtype for case in cases)) or ("float32",)
+
+
+def run_preset_model(
+    bench: Bench,
+    model: PresetModel,
+    options: dict[str, Any],
+    live: Console | None,
+    keeper: Keeper,
+) -> Bench:
+    """A model that cannot be had here leaves its cells out, with a note; its goals say so."""
+    source = TargetSource(
+        target=model.target, inputs=model.inputs, seed=options["seed"], training=True
+    )
+    try:
+        return run_trained_model(bench, source, model.steps, options["latency"], live, keeper)
+    except TorchweldError as error:
+        return replace(bench, notes=(*bench.notes, f"left out: {model.target}: {error}"))
 
 
 def preset_against(options: dict[str, Any]) -> list[str]:
-    return list(preset_named(options["preset"]).against) if options["preset"] else []
+    """Who takes part if nobody is named."""
+    if options["target"] is not None:
+        return []
+    found = preset_named(options["preset"]).against if options["preset"] else ()
+    return list(found or (AGAINST if trains(options) else ()))
 
 
 def asked_cases(options: dict[str, Any]) -> list[Case]:
     rows, dtypes = listed("--rows", options["rows"]), listed("--dtype", options["dtype"])
     if options["preset"]:
-        found = preset_named(options["preset"]).cases_of(rows, dtypes)
-        only = options["only"]
-        return [case for case in found if not only or case.cold == (only == "cold")]
+        preset = preset_named(options["preset"])
+        found = preset.cases_of(rows, dtypes, listed("--only", options["only"]))
+        return trained(found, options) if options["training"] and not preset.training else found
     if options["table"] is not None and not (options["block"] or options["sizes"]):
         return table_cases(rows, dtypes)
     blocks, sizes = listed("--block", options["block"]), listed("--sizes", options["sizes"])
+    if options["training"]:
+        asked = blocks or sizes or rows or dtypes
+        return trained(
+            cases_of(blocks or ["gelu"], sizes, rows, dtypes) if asked else demo_steps(), options
+        )
     cases = cases_of(blocks, sizes, rows, dtypes)
     return cases if options["table"] is None else with_cold(cases)
+
+
+def asked_models(options: dict[str, Any]) -> list[PresetModel]:
+    """Whole models of a preset. They have no rows and dtypes that others could replace."""
+    only = listed("--only", options["only"])
+    if not options["preset"] or (not only and (options["rows"] or options["dtype"])):
+        return []
+    return preset_named(options["preset"]).models_of(only)
 
 
 def output(done: Bench, options: dict[str, Any]) -> None:
@@ -212,7 +292,8 @@ def judged(done: Bench) -> list[GoalVerdict]:
     epilog="Examples:  torchweld bench;  torchweld bench --block gelu,swiglu --rows 1,8,64,512 "
     "--sizes 768x3072,1024x4096 --dtype float32,bfloat16 --against compile,onnxruntime;  "
     "torchweld bench --preset models;  torchweld bench hf:gpt2 --input input_ids=1x1:int64 "
-    "--latency"
+    "--latency;  torchweld bench --training --rows 8,32 --malloc stock,tuned --blocks 6;  "
+    "torchweld bench hf:gpt2 --training --optimizer adamw --input input_ids=1x32:int64"
 )
 @click.argument("target", required=False)
 @click.option(
@@ -226,7 +307,10 @@ def judged(done: Bench) -> list[GoalVerdict]:
 @click.option("--dtype", multiple=True, help=f"{', '.join(SHORT_DTYPES)} (float32).")
 @click.option("--preset", metavar="NAME", help=f"A series of blocks: {', '.join(PRESETS)}.")
 @click.option(
-    "--only", type=click.Choice(["hot", "cold"]), help="Of a preset that has both: these cells."
+    "--only",
+    multiple=True,
+    help="Parts of a preset: "
+    f"{'; '.join(f'{n} {chr(44).join(p.parts)}' for n, p in PRESETS.items() if p.parts)}.",
 )
 @click.option(
     "--goals",
@@ -252,6 +336,7 @@ def judged(done: Bench) -> list[GoalVerdict]:
     help="Make a table of known speeds, FILE.json, which welding without timing goes by; of the "
     "blocks given, or of all that such a table has.",
 )
+@training_options
 @click.option("--seconds", default=1.5, show_default=True, help="Per other side and cell.")
 @click.option("--cold", is_flag=True, help="Empty the caches before every call.")
 @click.option("--latency", is_flag=True, help="Also p50, p95, p99 of single calls.")

@@ -13,9 +13,12 @@ from rich.text import Text
 
 from torchweld.bench import Bench, Case, Cell, Summary, measure, measure_model
 from torchweld.bench.bench_rows import kept
-from torchweld.bench.model_sources import ModelSource
-from torchweld.bench.runtimes.runtime_names import RUNTIMES, Runtimes
+from torchweld.bench.model_bench import LoadedModel
+from torchweld.bench.model_sources import ModelSource, TargetSource
+from torchweld.bench.runtimes.runtime_names import Runtimes
 from torchweld.bench.time_estimates import Pace, expected_s, startup_s
+from torchweld.bench.trained_model_bench import measure_trained_model
+from torchweld.bench.training_step import TrainingStep
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
 from torchweld.history import History, RunWriter
@@ -43,6 +46,7 @@ class Keeper:
             "seconds": bench.seconds,
             "seed": bench.seed,
             "callers": bench.callers,
+            "training": bench.training,
         }
         self._run = self._history.begin(self._name, "bench", what, settings)
 
@@ -99,7 +103,7 @@ def run_cases(
     latency: bool,
     console: Console | None,
     keeper: Keeper,
-    runtimes: Runtimes = RUNTIMES,
+    runtimes: Runtimes | None = None,
 ) -> Bench:
     """All cases, or those that were done when Ctrl-C came."""
     shares_s = [expected_s(bench, case, latency) for case in cases]
@@ -123,21 +127,45 @@ def run_model(
     bench: Bench, source: ModelSource, latency: bool, console: Console | None, keeper: Keeper
 ) -> Bench:
     """All workloads of a model, or those that were done when Ctrl-C came."""
+    return _followed(bench, bench.target, measure_model(bench, source, latency), console, keeper)
+
+
+def run_trained_model(
+    bench: Bench,
+    source: TargetSource,
+    steps: Sequence[TrainingStep],
+    latency: bool,
+    console: Console | None,
+    keeper: Keeper,
+) -> Bench:
+    """The same for steps of training."""
+    target = str(source.target)
+    found = measure_trained_model(bench, target, source, steps, latency)
+    return _followed(bench, target, found, console, keeper)
+
+
+def _followed(
+    bench: Bench,
+    target: str,
+    found: Iterator[LoadedModel | Cell],
+    console: Console | None,
+    keeper: Keeper,
+) -> Bench:
+    """The bench with what is found, shown and kept as it comes; or with what Ctrl-C left."""
     with Screen(console).shown() as screen:
         try:
-            screen.show(
-                bench, f"loading {bench.target}, and planning, which takes up to a minute …"
-            )
+            screen.show(bench, f"loading {target}, and planning, which takes up to a minute …")
             pace = Pace([])
-            for found in measure_model(bench, source, latency):
-                if isinstance(found, Cell):
-                    bench = replace(bench, cells=(*bench.cells, found))
-                    keeper.add(bench, found)
+            for one in found:
+                if isinstance(one, Cell):
+                    bench = replace(bench, cells=(*bench.cells, one))
+                    keeper.add(bench, one)
                     pace.one_done()
                 else:
-                    bench = replace(bench, notes=(*bench.notes, *found.notes))
-                    names = iter(found.workloads)
-                    pace = Pace([1.0] * len(found.workloads))
+                    fresh = [note for note in one.notes if note not in bench.notes]
+                    bench = replace(bench, notes=(*bench.notes, *fresh))
+                    names = iter(one.workloads)
+                    pace = Pace([1.0] * len(one.workloads))
                 name = next(names, None)
                 if name is not None:
                     screen.show(bench, f"{pace}: {name} …")

@@ -29,7 +29,7 @@ PATIENCE = 3.0
 
 def check_table(options: dict[str, Any]) -> None:
     """Raises for options, or a machine, that no table can be made with."""
-    own = ("target", "preset", "against", "backend", "cold", "latency", "callers")
+    own = ("target", "preset", "against", "backend", "cold", "latency", "callers", "training")
     odd = [name for name in own if options[name]]
     if odd:
         what = "a TARGET" if odd[0] == "target" else f"--{odd[0]}"

@@ -27,6 +27,7 @@ from torchweld.findings.rules_host import (
     overhead_bound,
     recompilation,
 )
+from torchweld.findings.rules_memory import page_faults
 from torchweld.findings.rules_products import few_rows, slow_half
 from torchweld.findings.weld_bounds import weld
 from torchweld.profiles.accounting.cpu_pricing import is_priced, without_peaks
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     device_idle,
     device_copies,
     layout_copies,
+    page_faults,
 )
 
 # Those whose bound is a roofline.

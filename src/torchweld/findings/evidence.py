@@ -11,6 +11,7 @@ from torchweld.findings.data_flow import Flow, flow_of
 from torchweld.findings.finding import Claims, Slice
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.op_costs import works_of
+from torchweld.profiles.accounting.time_account import peaks_hold
 from torchweld.profiles.accounting.time_splits import PARTS, Account, OpAccount, Split, measured
 from torchweld.profiles.profile import Op, Profile
 
@@ -217,7 +218,7 @@ class Evidence:
         """What claims come to in recorded time.
 
         A module cannot give more than it spends outside ops. What it spends before single ops is
-        part of that.
+        part of that. Claims on the step are not recorded time.
         """
         total_us = 0.0
         whole: dict[tuple[int, str], float] = {}
@@ -227,7 +228,7 @@ class Evidence:
                 total_us += us
             elif of == "module":
                 whole[number, part] = us
-            else:
+            elif of == "before op":
                 module, _ = self.gaps[number]
                 pauses[module, part] = pauses.get((module, part), 0.0) + us
         for key in {*whole, *pauses}:
@@ -236,11 +237,17 @@ class Evidence:
         return total_us
 
     def settled_us(self, claims: Claims) -> float:
-        """The most that can be saved of a step on the clock."""
+        """The most that can be saved of a step on the clock.
+
+        Where in the step a claim on all of it lies is not known. It may be time that nothing else
+        claims, as long as there is such time; but arithmetic at the peak is left.
+        """
         saved_us = min(self.recorded_us(claims) * self.scale, self.step_us)
-        if self.profile.timing is None:
-            return saved_us
-        return saved_us + MARGIN * min(saved_us, self.step_us - saved_us)
+        if self.profile.timing is not None:
+            saved_us += MARGIN * min(saved_us, self.step_us - saved_us)
+        anywhere_us = sum(us for slice_, us in claims.items() if slice_.of == "step")
+        kept_us = self.step.arithmetic_us if peaks_hold(self.account) else 0.0
+        return saved_us + min(anywhere_us, max(0.0, self.step_us - kept_us - saved_us))
 
     @cached_property
     def scale(self) -> float:

@@ -21,10 +21,11 @@ MOST_BOUND = 1000.0
 class Slice(NamedTuple):
     """Which microseconds: a part of the own time of an op, or of a module's time outside ops.
 
-    The time just before an outermost op is part of what a module does outside ops.
+    The time just before an outermost op is part of what a module does outside ops. Of "step", it is
+    time on the clock that no op or module is known to have spent.
     """
 
-    of: Literal["op", "module", "before op"]
+    of: Literal["op", "module", "before op", "step"]
     number: int
     part: str
 

@@ -6,7 +6,7 @@ were drawn from the same state of the generator, one for each layer with dropout
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +17,11 @@ from torchweld.core.blocks import LayerForm
 from torchweld.ops.backends.backend import Form
 
 SEED = 0
+# How many times further from two runs than these are from each other a third may be, if it has
+# drawn the same random numbers. Other numbers put it a hundred times as far and more in fp32.
+DRAWN_ALIKE = 8.0
+# In units in the last place of the largest value: where rounding alone makes no difference.
+SLACK_EPS = 64.0
 
 
 def seeded_state(device: torch.device) -> Tensor:
@@ -74,3 +79,28 @@ def by_masks(masks: Sequence[Tensor]) -> Callable[[LayerForm, Tensor], Tensor]:
         return y * next(left).to(y.dtype).div(1 - form.dropout)
 
     return drop
+
+
+def drew_alike(exact: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether a model dropped in fp64 what it dropped in its own type.
+
+    `others` are runs in its own type with other rounding. If the same values were dropped, the run
+    in fp64 differs from them as they differ from each other. `F.dropout` drops the same in every
+    type on a CPU; on other devices, and for what else draws random numbers, that is not sure.
+    """
+    if len(others) < 2:
+        return False
+    for name, values in exact.items():
+        if any(name not in run or run[name].shape != values.shape for run in others[:2]):
+            return False
+        one, other = (run[name].double() for run in others[:2])
+        eps = torch.finfo(others[0][name].dtype).eps
+        allowed = DRAWN_ALIKE * _largest(one - other) + SLACK_EPS * eps * _largest(values)
+        if _largest(one - values) > allowed:
+            return False
+    return True
+
+
+def _largest(values: Tensor) -> float:
+    finite = values[values.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0

@@ -35,6 +35,7 @@ from torchweld.core.model_inputs import Workload, as_workloads, first_line
 from torchweld.core.model_state import put_back
 from torchweld.core.muted_warnings import untold
 from torchweld.core.passing_exceptions import is_interrupt
+from torchweld.numerics.dropped_values import drew_alike
 from torchweld.numerics.numerical_rule import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
 
 # Runs with weights off in their last place; in training each run keeps a whole model's gradients.
@@ -217,8 +218,8 @@ class ModelTruth:
 
 
 def truth_of(model: nn.Module, workload: Workload, training: bool) -> ModelTruth:
-    """In float64 if the model runs so."""
-    why, exact = _why_not_exact(model, training), None
+    """In float64 if the model runs so, and draws the same random numbers."""
+    why, exact = _why_not_exact(model), None
     jittered: list[Results] = []
     try:
         for run in range(JITTERED_TRAINING_RUNS if training else JITTERED_RUNS):
@@ -234,6 +235,8 @@ def truth_of(model: nn.Module, workload: Workload, training: bool) -> ModelTruth
             narrow = next((n for n, t in exact.items() if t.dtype != torch.float64), None)
             if narrow is not None:
                 why, exact = f"{narrow} stays {exact[narrow].dtype} in float64", None
+            elif training and _drops_out(model) and not drew_alike(exact, jittered):
+                why, exact = "dropout draws other random numbers in float64", None
         except Exception as error:  # the user's model, in a dtype that it was not made for
             if is_interrupt(error):
                 raise
@@ -248,11 +251,9 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _why_not_exact(model: nn.Module, training: bool) -> str:
+def _why_not_exact(model: nn.Module) -> str:
     if any(p.dtype == torch.float64 for p in model.parameters()):
         return "the model is in float64 already"
-    if training and any(_drops_out(module) for module in model.modules()):
-        return "dropout draws other random numbers in float64"
     return ""
 
 
@@ -291,10 +292,14 @@ def _jittered(tensor: Tensor, run: int) -> Tensor:
     return found
 
 
-def _drops_out(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    values = [value for name, value in vars(module).items() if "drop" in name]
+def _drops_out(model: nn.Module) -> bool:
+    """Whether a module in it is a dropout, or has a number of that name."""
+    values = [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "drop" in name or (name == "p" and isinstance(module, nn.modules.dropout._DropoutNd))
+    ]
     return any(isinstance(value, float) and value > 0 for value in values)
 
 

@@ -110,7 +110,7 @@ def time_choices(
     turns = FIRST_TURNS if call_s < LONG_S else 1
     try:
         timed = time_ways(model, runs, (), ways, turns=turns, budget_s=budget_s)
-        return _with_saved_bytes(model, blocks[0], x, ways, timed) if training else timed
+        return with_saved_bytes(model, blocks[0], x, ways, timed) if training else timed
     except TorchweldError:  # one of them cannot be welded
         if len(choices) == 1:
             return {}
@@ -119,7 +119,7 @@ def time_choices(
         return {choice: timed for one in alone for choice, timed in one.items()}
 
 
-def _with_saved_bytes(
+def with_saved_bytes(
     model: nn.Module,
     block: Block,
     x: Tensor,

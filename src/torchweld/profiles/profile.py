@@ -22,6 +22,7 @@ from torchweld.core.records import to_plain
 from torchweld.core.saved_records import SavedRecord
 from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.profile_doubts import doubt
+from torchweld.profiles.step_faults import SAVED_BEFORE, StepFaults
 
 # Of a tensor in a file. No memory holds more.
 MOST_ELEMENTS = 1 << 62
@@ -341,6 +342,11 @@ def _with_doubt(fields: dict[str, Any]) -> dict[str, Any]:
     return fields if found is None else {**fields, "step_us": to_plain(found)}
 
 
+def _without_faults(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 had no page faults, which is not the same as none."""
+    return {**fields, "faults": to_plain(SAVED_BEFORE)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile(SavedRecord):
     """See the module's docstring. Shares are shares of `step_us`.
@@ -351,8 +357,8 @@ class Profile(SavedRecord):
 
     FORMAT = RecordFormat(
         what="profile",
-        version=2,
-        upgrades={1: _with_doubt},
+        version=3,
+        upgrades={1: _with_doubt, 2: _without_faults},
         remedy="take the profile again, or use the torchweld that saved it",
     )
 
@@ -367,6 +373,7 @@ class Profile(SavedRecord):
     peaks: Peaks | None = None  # of the CPU the profile was taken on
     op_cost_us: float = 0.0  # what the smallest op takes to dispatch on that CPU, measured
     fused_call_us: float | NotMeasured = UNTOLD  # what calling a fused block takes there at least
+    faults: StepFaults | NotMeasured = UNTOLD  # of the process, on steps without the profiler
     notices: tuple[str, ...] = ()
 
     @property

@@ -58,10 +58,12 @@ def goals_section(verdicts: Sequence[GoalVerdict]) -> Iterator[RenderableType]:
         return
     yield heading("goals", "ratios are our speed over the other's")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("goal", "at least", "hot", "cold", ""):
+    trained = all(one.goal.steps for one in verdicts)  # no step has emptied caches
+    for name in ("goal", "at least", *(["found"] if trained else ["hot", "cold"]), ""):
         table.add_column(name, overflow="fold")
     for one in verdicts:
         word = Text(one.verdict, style=STYLES.get(one.verdict, "yellow"))
         least = f"{one.goal.least:.2f}"
-        table.add_row(one.goal.name, least, one.hot, one.cold, word)
+        found = [one.hot] if trained else [one.hot, one.cold]
+        table.add_row(one.goal.name, least, *found, word)
     yield Padding(table, (0, 0, 0, 2))

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from torchweld.bench.bench_cases import step_dtype_text
 from torchweld.bench.bench_results import Bench, Cell, Result
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
@@ -22,7 +23,7 @@ from torchweld.core.safe_text import clean
 Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}
 HEADERS = {"onnxruntime": "ONNX\nRuntime", "openvino": "Open\nVINO", "compile-max": "compile\nmax"}
-LEFT = ("block", "input", "dtype", "interval", "verdict", "kernel")
+LEFT = ("block", "input", "model", "step", "dtype", "interval", "verdict", "kernel")
 
 # In the order in which they are left out. The walk-through is about ops and launching them.
 SPEED_SPARE = ("kernel", "error", "verdict", "interval")
@@ -31,15 +32,23 @@ WALK_SPARE = ("bufs", "GB/s", "GFLOP/s", "of peak")
 
 
 def shape_columns(cells: Sequence[Cell]) -> dict[str, Cells]:
-    """What the rows are: blocks, rows and dtypes, or the inputs of a model."""
-    if any(cell.case is None for cell in cells):
+    """What the rows are: blocks, rows and dtypes; inputs of a model; models and kinds of steps."""
+    if all(cell.case is None and cell.model is None for cell in cells):
         return {"input": [clean(cell.name) for cell in cells]}
-    cases = [cell.case for cell in cells if cell.case is not None]
+    if all(cell.case is None for cell in cells):
+        return {"model": list(block_texts(cells)), "step": [_dtype_text(cell) for cell in cells]}
     return {
         "block": list(block_texts(cells)),
-        "rows": [case.rows_text for case in cases],
-        "dtype": [case.dtype_text for case in cases],
+        "rows": [cell.case.rows_text if cell.case is not None else "" for cell in cells],
+        "dtype": [_dtype_text(cell) for cell in cells],
     }
+
+
+def _dtype_text(cell: Cell) -> str:
+    if cell.case is not None:
+        return cell.case.dtype_text
+    step = cell.model.step if cell.model is not None else None
+    return f"{step_dtype_text(cell.dtype, step)} {step.marks if step else ''}".rstrip()
 
 
 def block_texts(cells: Sequence[Cell]) -> list[str]:
@@ -55,9 +64,11 @@ def block_texts(cells: Sequence[Cell]) -> list[str]:
 
 
 def _lines(cell: Cell) -> list[str]:
-    assert cell.case is not None
-    mlp, label = cell.case.mlp, cell.case.label
-    return [*([clean(label)] if label else []), mlp.shape_text, mlp.kind_text]
+    if cell.case is None:
+        model = cell.model
+        return [clean(cell.name)] if model is None else [clean(model.target), clean(model.inputs)]
+    label, shape = cell.case.label, cell.case.mlp.shape_text
+    return [*([clean(label)] if label else []), shape, cell.case.kind_text]
 
 
 # ---- speeds ----
@@ -176,6 +187,11 @@ def work_table(bench: Bench, width: int) -> tuple[Table, list[str]]:
 
 
 # ---- what fits ----
+
+
+def wider(spare: list[str]) -> str:
+    """Which columns a wider terminal would have."""
+    return f" On a wider terminal: {', '.join(spare)}." if spare else ""
 
 
 def fitted(

@@ -16,7 +16,8 @@ from torchweld.core.safe_text import clean
 from torchweld.machine.machine_load import load_words
 from torchweld.report.bench_extras import callers_section, latency_section, map_section
 from torchweld.report.bench_peers import goals_section, peers_section
-from torchweld.report.bench_tables import shown, speed_table, work_table
+from torchweld.report.bench_tables import shown, speed_table, wider, work_table
+from torchweld.report.bench_training import step_words, training_section
 
 
 def bench_head(bench: Bench) -> Iterator[RenderableType]:
@@ -27,6 +28,7 @@ def bench_head(bench: Bench) -> Iterator[RenderableType]:
     kernels = f"kernels for {bench.isa}" if bench.isa else "no compiled kernels"
     cache = "cold" if bench.cold else "hot"
     what = f"{clean(bench.target)}; " if bench.target else ""
+    what += "steps of training; " if bench.training else ""
     yield Text(
         f"{what}torch {bench.torch}, {kernels}, {counted(bench.threads, 'thread')}, weights "
         f"{cache}; {bench.cpu}"
@@ -49,12 +51,15 @@ def bench_sections(
         speeds, spare = speed_table(bench, width)
         yield speeds
         yield Text(_speed_legend(bench, spare), style="dim")
+        if bench.training:
+            yield Text(step_words(bench), style="dim")
         yield ""
         work, spare = work_table(bench, width)
         yield work
         yield Text(_work_legend(bench, spare), style="dim")
         yield from _work_notes(bench)
         for section in (
+            training_section(bench, width),
             latency_section(bench, width),
             callers_section(bench, width),
             map_section(bench),
@@ -76,7 +81,7 @@ def _speed_legend(bench: Bench, spare: list[str]) -> str:
         text += f" interval: {bench.first}'s, 99 %."
     if "error" not in spare:
         text += " error: the largest, relative to eager's, both against fp64."
-    return text + _wider(spare)
+    return text + wider(spare)
 
 
 def _work_legend(bench: Bench, spare: list[str]) -> str:
@@ -87,8 +92,9 @@ def _work_legend(bench: Bench, spare: list[str]) -> str:
             " of peak: of the least time this machine needs, for the multiply-adds (c) or to read "
             "the data (m)."
         )
-    text += f" ops: what a call dispatches; host: {host}"
-    return f"{text}{'' if 'CPU µs' in spare else '; CPU: of all threads'}.{_wider(spare)}"
+    text += " ops: what a call dispatches"
+    text += "" if bench.training else f"; host: {host}"
+    return f"{text}{'' if 'CPU µs' in spare else '; CPU: of all threads'}.{wider(spare)}"
 
 
 def _work_notes(bench: Bench) -> Iterator[RenderableType]:
@@ -111,10 +117,6 @@ def _work_notes(bench: Bench) -> Iterator[RenderableType]:
         if unknown:
             said = f"{len(unknown)} of {len(found)} {what} are not measured: {unknown[0]}"
             yield Text(clean(said), style="yellow")
-
-
-def _wider(spare: list[str]) -> str:
-    return f" On a wider terminal: {', '.join(spare)}." if spare else ""
 
 
 def closing(summary: Summary) -> Iterator[RenderableType]:
@@ -147,7 +149,8 @@ def closing(summary: Summary) -> Iterator[RenderableType]:
     ratio, share = summary.largest_error_ratio, summary.largest_share_of_limit
     of_eager = f"at most {figure(ratio)}x of eager's, " if isinstance(ratio, float) else ""
     of_limit = shown(share) if isinstance(share, float) else "an unknown part"
-    sentence = f"{found}; output error {of_eager}{of_limit} of what the numerical rule allows; "
+    error = "error of outputs and gradients" if summary.training else "output error"
+    sentence = f"{found}; {error} {of_eager}{of_limit} of what the numerical rule allows; "
     if summary.copied_bytes:
         sentence += (
             f"+{size(summary.copied_bytes)} of packed weights beside {size(summary.weight_bytes)}"

@@ -158,7 +158,7 @@ def _kept(plan: Plan) -> str:
     after, before = (sum(column) for column in zip(*found, strict=True)) if found else (0, 0)
     if not before:
         return ""
-    return f"{share(after / before, 1)} of what they kept for the backward is kept"
+    return f"keeps {share(after / before, 1)} of what the original keeps for the backward"
 
 
 # ---- what was left ----

@@ -35,6 +35,7 @@ def summary(profile: Profile, account: Account, findings: Sequence[Finding]) -> 
         "findings": [{**to_plain(f), "sentence": f.sentence} for f in findings],
         "timing": profile.timing,
         "memory": profile.memory,
+        "faults": profile.faults,
         "device": brief,
         "compilation": profile.compilation,
         "notices": [*profile.notices, *account.notices],

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from torchweld.core.module_paths import grouped_paths
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.number_text import counted, duration, figure, listed, signed, size
+from torchweld.core.number_text import counted, duration, figure, listed, share, signed, size
 from torchweld.core.safe_text import clean
 from torchweld.profiles.accounting.cpu_pricing import MEASURE, is_priced, without_peaks
 from torchweld.profiles.accounting.time_account import peaks_hold
@@ -29,6 +29,8 @@ FINDINGS_SHOWN = 5
 MODULES_SHOWN = 4
 EVIDENCE_SHOWN = 3
 MEMORY_ROWS = 8
+# From this share of the step on, page faults are shown with what they bring and cost.
+FAULTS_FROM = 0.01
 
 
 # ---- findings ----
@@ -102,6 +104,7 @@ def timing_section(profile: Profile) -> Iterator[RenderableType]:
     )
     yield _times(timing, profile.step_us)
     yield indented(_cost_text(timing), "dim")
+    yield indented(_faults_text(profile), "dim")
     if timing.checks and measured:
         made = table(
             ("check", "left"),
@@ -157,6 +160,22 @@ def _cost_text(timing: Timing) -> str:
         )
         + f"; the very first step took {duration(timing.first_us)}"
     )
+
+
+def _faults_text(profile: Profile) -> str:
+    """How many page faults; what they bring and cost only if that is a noticeable part."""
+    faults, step_us = profile.faults, profile.step_us
+    if isinstance(faults, NotMeasured):
+        return f"page faults: {faults}"
+    count = round(faults.per_step)
+    text = f"{counted(count, 'page fault')} per step without the profiler"
+    if isinstance(step_us, NotMeasured) or faults.cost_us < FAULTS_FROM * step_us:
+        return text
+    text += f": {size(faults.fresh_bytes)} of fresh pages at {duration(faults.fault_us)} per fault"
+    text += f", {share(faults.cost_us, step_us)} of the step at most"
+    if isinstance(faults.system_us, NotMeasured):
+        return text
+    return f"{text}; {duration(faults.system_us)} per step in the kernel"
 
 
 # ---- memory ----

@@ -125,7 +125,8 @@ def test_info_lists_it_with_its_abilities(row: Row, capsys: pytest.CaptureFixtur
     listed = json.loads(capsys.readouterr().out)["backends"][0]
     assert (listed["name"], listed["reasons"]) == ("dummy", [])
     assert listed["abilities"]["dtypes"] == ["float32"]
-    assert listed["abilities"]["modes"][1] == {"name": "hoarding", "packs": True, "planned": []}
+    mode = {"name": "hoarding", "packs": True, "recomputes": False, "planned": []}
+    assert listed["abilities"]["modes"][1] == mode
 
 
 def test_info_says_why_it_cannot_be_used(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +259,7 @@ def test_plans_try_what_runs_where_the_weights_are(row: Row) -> None:
         elsewhere = [torch.empty(3, 5, device="xpu")]
     found = choices_for(training=True, with_compile=False, packing=True, weights=elsewhere)
     # Nothing serves there, and each is to say so.
-    assert [choice.backend for choice in found] == ["dummy", "cpu"]
+    assert [choice.backend for choice in found] == ["dummy", "cpu", "cpu"]
 
 
 @pytest.mark.parametrize("in_graphs", [False, True])

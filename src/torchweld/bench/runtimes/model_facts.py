@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchweld.core.model_inputs import Workload, tensors_in
 from torchweld.core.not_measured import NotMeasured
-from torchweld.numerics.model_check import depth_of, results, truth_of
+from torchweld.numerics.model_check import backward, depth_of, floating, results, truth_of
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.recording.live_profile import profile
 
@@ -33,11 +33,24 @@ def work_of(model: nn.Module, workload: Workload) -> dict[str, Any]:
     """FLOPs of a call, by torch's own count, and bytes of weights, inputs and outputs."""
     with FlopCounterMode(display=False) as counter:
         output = workload.run(model)
+    return _work(model, workload, output, counter.get_total_flops())
+
+
+def training_work_of(model: nn.Module, workload: Workload) -> dict[str, Any]:
+    """The same for forward and backward: weights are read twice, their gradients written once."""
+    with FlopCounterMode(display=False) as counter:
+        output = workload.run(model)
+        backward(floating(output))
+    found = _work(model, workload, output, counter.get_total_flops())
+    return {**found, "moved_bytes": 3 * found["moved_bytes"]}
+
+
+def _work(model: nn.Module, workload: Workload, output: Any, flops: int) -> dict[str, Any]:
     weights = {id(p): p.nbytes for p in model.parameters()}
     ends = [*workload.tensors(), *tensors_in(output)]
     dtypes = Counter(str(p.dtype).removeprefix("torch.") for p in model.parameters())
     return {
-        "flops": counter.get_total_flops(),
+        "flops": flops,
         "weight_bytes": sum(weights.values()),
         "moved_bytes": sum(weights.values()) + sum(t.nbytes for t in ends),
         "dtype": dtypes.most_common(1)[0][0] if dtypes else "float32",

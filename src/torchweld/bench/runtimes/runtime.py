@@ -17,6 +17,9 @@ from typing import Any
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes import model_facts
+from torchweld.bench.step_calls import StepCall, block_step, judged_of, model_step
+from torchweld.bench.step_costs import faults_and_peak, saved_bytes
+from torchweld.bench.training_step import TrainingStep
 from torchweld.core.model_inputs import Inputs, Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.models.targets import Target
@@ -24,6 +27,7 @@ from torchweld.welds.swapping.module_faces import Face
 
 Call = Callable[[], Any]
 Source = BlockSource | ModelSource
+DOES_NOT_TRAIN = "it does not train"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ class Runtime:
     countable: its ops reach the dispatcher one by one, and it runs on an x without rows
     needs:     packages that have to be installed; `exports`: those for whole models besides
     dtypes:    in which it is measured; empty: in all
+    trains:    it can be measured in training
     """
 
     apart = False
@@ -55,6 +60,8 @@ class Runtime:
     needs: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    trains = False
+    step: TrainingStep | None = None
 
     # ---- why it cannot ----
 
@@ -66,8 +73,10 @@ class Runtime:
             return ""
         return f'{missing} not installed: pip install "torchweld[bench]", or {missing}'
 
-    def why_not(self, dtype: str) -> str:
-        """Why it is not measured in a dtype; "" if it is."""
+    def why_not(self, dtype: str, training: bool = False) -> str:
+        """Why it is not measured in a dtype, or in training; "" if it is."""
+        if training and not self.trains:
+            return DOES_NOT_TRAIN
         if not self.dtypes or dtype in self.dtypes:
             return ""
         return f"it is measured in {', '.join(self.dtypes)} only"
@@ -92,13 +101,50 @@ class Runtime:
         """Makes the shared module this runtime's."""
         self.face.show()
 
+    def train(self, step: TrainingStep | None) -> None:
+        """From the next `prepare` on, a call is such a step; None: a call without gradients."""
+        self.step = step
+
     def prepare(self, *where: int) -> Call:
         """Gets ready for x of a shape, or for the workload with a number."""
         self.workload = self.source.workload(self.made, *where)
         return self.bind(self.workload)
 
     def bind(self, workload: Workload) -> Call:
-        return call_of(self.function, workload)
+        if self.step is None:
+            return call_of(self.function, workload)
+        self.step_call = self._step_call(workload, self.step)
+        return self.step_call.call
+
+    def _step_call(self, workload: Workload, step: TrainingStep) -> StepCall:
+        if isinstance(self.source, BlockSource):
+            (x,) = workload.tensors()
+            gradient = self.source.gradient(*x.shape[:-1])
+            return block_step(self.function, x, self.source.tensors, gradient, step)
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        return model_step(call_of(self.function, workload), parameters, step)
+
+    def judged(self, call: Call) -> Any:
+        """What is verified: the output of a call; of a block in training its gradients too.
+
+        Those of a whole model are as large as the model; they are verified before it is timed.
+        """
+        if self.step is None:
+            return call()
+        if isinstance(self.source, ModelSource):
+            return [call()]
+        return judged_of(self.step_call, self.step.accumulate)
+
+    def training_cost(self) -> dict[str, Any]:
+        """Of the step that was prepared."""
+        made = self.step_call
+        parameters = [*self.model.parameters(), *made.leaves[1:]]
+        faults, peak = faults_and_peak(made.call)
+        return {
+            "saved_bytes": saved_bytes(made.forward, parameters),
+            "faults": faults,
+            "peak_bytes": peak,
+        }
 
     def idle(self) -> Call | None:
         """The call with nothing to compute: Python, dispatch and allocation; of blocks alone."""

@@ -57,6 +57,15 @@ TABLE_RUNTIMES: Runtimes = {
 }
 
 
+# In training, names of ours say what is kept for the backward. A whole model's is by its plan.
+TRAINED = {OWN_MODEL: False, f"{OWN_MODEL}:recompute": True, f"{OWN_MODEL}:auto": None}
+TRAINING_RUNTIMES: Runtimes = {
+    **{name: RUNTIMES[name] for name in BLOCK_PEERS},
+    **{name: partial(FusedMlpRuntime, recompute=keeps) for name, keeps in TRAINED.items()},
+}
+TRAINING_PEERS = tuple(name for name in BLOCK_PEERS if RUNTIMES[name]().trains)
+
+
 def is_apart(name: str) -> bool:
     """Whether it needs a process of its own."""
     return RUNTIMES[name]().apart

@@ -23,6 +23,8 @@ FUSED = {**mkldnn_linears.FUSED, "relu": ("relu", "")}
 class EagerRuntime(Runtime):
     """The module's own code; it also says what the module computes."""
 
+    trains = True
+
     def check(self) -> None:
         """Raises where the model cannot be timed."""
         check_repeatable(self.model, self.made.workloads, training=False)
@@ -54,8 +56,10 @@ class EagerRuntime(Runtime):
 class MkldnnRuntime(Runtime):
     """torch's own fused linears, the weights reordered once for this number of rows."""
 
-    def why_not(self, dtype: str) -> str:
-        return "; ".join(mkldnn_linears.reasons(getattr(torch, dtype), torch.device("cpu")))
+    def why_not(self, dtype: str, training: bool = False) -> str:
+        return super().why_not(dtype, training) or "; ".join(
+            mkldnn_linears.reasons(getattr(torch, dtype), torch.device("cpu"))
+        )
 
     def prepare(self, *where: int) -> Call:
         assert isinstance(self.source, BlockSource)
@@ -74,6 +78,7 @@ class CompiledRuntime(Runtime):
 
     def __init__(self, **options: Any) -> None:
         self.options = options
+        self.trains = not options.get("freezing")  # frozen weights are constants
 
     def absent(self, whole_model: bool) -> str:
         return "; ".join(compile_backend.BACKEND.unavailable())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import nn
+
 from torchweld import ops
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
@@ -38,21 +40,33 @@ CEILING_S = 30.0
 class FusedMlpRuntime(Runtime):
     """`tw.FusedMLP`, called as users call it."""
 
-    def __init__(self, packing: bool = True) -> None:
-        self.packing = packing
+    trains = True
+
+    def __init__(self, packing: bool = True, recompute: bool | None = None) -> None:
+        self.packing, self.recompute = packing, recompute
 
     def load(self, source: Source) -> None:
         super().load(source)
         assert isinstance(source, BlockSource)
         mlp = source.mlp
-        self.function = self.module = FusedMLP.from_linears(
-            source.linears, mlp.activation, gated=mlp.gated, packing=self.packing
-        ).eval()
+        self.modules = [
+            FusedMLP.from_linears(
+                linears,
+                mlp.activation,
+                gated=mlp.gated,
+                packing=self.packing,
+                recompute=self.recompute,
+            )
+            for linears in source.linears
+        ]
+        whole = self.modules[0] if source.blocks == 1 else nn.Sequential(*self.modules)
+        self.function = whole.train(source.training)
 
     def details(self) -> dict[str, Any]:
         if ops.compiled is None:
             return {"backend": reference_backend.BACKEND.name, "copied_bytes": 0}
-        return {**ops.compiled.last_run(), "copied_bytes": self.module.packed_bytes}
+        copied = sum(module.packed_bytes for module in self.modules)
+        return {**ops.compiled.last_run(), "copied_bytes": copied}
 
 
 class BackendRuntime(Runtime):
@@ -127,6 +141,8 @@ class WeldedBlockRuntime(Runtime):
 class PlannedRuntime(Runtime):
     """A model after `tw.plan` and `tw.apply`, or with a plan from a file."""
 
+    trains = True
+
     def load(self, source: Source) -> None:
         super().load(source)
         assert isinstance(source, ModelSource)
@@ -137,6 +153,7 @@ class PlannedRuntime(Runtime):
             self.plan = plan(
                 self.model,
                 list(self.made.workloads),
+                training=source.training,
                 budget_s=source.tuning_s,
                 remember=source.remember,
             )
@@ -148,20 +165,32 @@ class PlannedRuntime(Runtime):
     def details(self) -> dict[str, Any]:
         whole = self.plan.whole[0] if self.plan.whole else None
         limit = whole.ceiling if whole else UNASKED
-        if whole and isinstance(limit, NotMeasured):  # its steps are too long for a plan
+        inference = self.step is None
+        if whole and inference and isinstance(limit, NotMeasured):  # too long steps for a plan
             self.original.show()
             run = step_of(self.model, self.made.workloads[0], training=False)
             limit = ceiling(self.model, self.plan.decisions, run, CEILING_S).limit
         self.show()
+        originals = [path for path, one in stats(self.model).items() if one.originals]
+        unused = f", {len(originals)} ran the original" if originals else ""
         return {
-            "kernel": f"{len(self.plan.decisions)} welded",
+            "kernel": f"{len(self.plan.decisions)} welded{unused}",
             "sentence": self.plan.sentence(),
             "ceiling": to_plain(limit),
             "predicted": to_plain(whole.predicted if whole else UNASKED),
             "promised": to_plain(whole.promised if whole else UNASKED),
             "copied_bytes": self.plan.copied_bytes,
-            "ran_the_original": [path for path, one in stats(self.model).items() if one.originals],
+            "ran_the_original": originals,
         }
+
+    def judged(self, call: Call) -> Any:
+        """In training, raises if no welded block ran its kernel: eager would be timed twice."""
+        found = super().judged(call)
+        ran = stats(self.model)
+        if self.step is not None and ran and all(one.originals for one in ran.values()):
+            reasons = dict.fromkeys(why for one in ran.values() for why in one.originals)
+            raise TorchweldError(f"all welded blocks ran the original code: {', '.join(reasons)}")
+        return found
 
 
 class CompiledWeldedRuntime(CompiledRuntime, PlannedRuntime):

@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
+from types import MappingProxyType
 from typing import Any
 
+from torchweld.bench.workers.worker_messages import receive_value
 from torchweld.core.errors import TorchweldError
 
 MAIN = "from torchweld.bench.workers.worker_server import main; main()"
@@ -24,6 +26,7 @@ LOG_LINES = 5
 # torch.compile's compilers would be processes of their own, which nobody parks. Files in the
 # current folder must not be imported in place of libraries.
 ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONSAFEPATH": "1"}
+NOTHING: Mapping[str, str | None] = MappingProxyType({})
 
 
 class WorkerError(TorchweldError):
@@ -34,12 +37,20 @@ class WorkerProcess:
     """A process that holds what `make(*arguments)` gives, and answers commands: its methods.
 
     `make` must be importable by name. The process starts at once and runs until `park`. `name` is
-    for messages. It ends with the parent, and at the end of a `with` block.
+    for messages. It ends with the parent, and at the end of a `with` block. `environment` has what
+    differs from ours; None: it is not there.
     """
 
-    def __init__(self, name: str, make: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[..., Any],
+        *arguments: Any,
+        environment: Mapping[str, str | None] = NOTHING,
+    ) -> None:
         self.name = name
         self._ready = False
+        whole: dict[str, str | None] = {**os.environ, **ENVIRONMENT, **environment}
         self._pipe, theirs = Pipe()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, until `end`
         try:
@@ -47,7 +58,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", MAIN, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **ENVIRONMENT},
+                env={name: text for name, text in whole.items() if text is not None},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
@@ -105,7 +116,7 @@ class WorkerProcess:
 
     def _receive(self) -> Any:
         try:
-            done, value = self._pipe.recv()
+            done, value = receive_value(self._pipe)
         except (EOFError, OSError) as error:
             raise self._gone() from error
         if not done:

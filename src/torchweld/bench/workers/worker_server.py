@@ -15,6 +15,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from torchweld.bench.workers.worker_messages import send_value
 from torchweld.core.errors import TorchweldError
 from torchweld.core.model_inputs import first_line
 
@@ -36,10 +37,10 @@ def main() -> None:
                 held, value = what(*arguments), None
             else:
                 value = getattr(held, what)(*arguments)
-            pipe.send((True, value))
+            send_value(pipe, (True, value))
         except Exception as error:
             traceback.print_exc()  # into the log that the parent shows if this process ends
-            pipe.send((False, one_line(error)))
+            send_value(pipe, (False, one_line(error)))
 
 
 def die_with_parent() -> None:

@@ -25,6 +25,10 @@ from torchweld.profiles.accounting.memory_traffic import round_trips_of
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.accounting.time_account import Account, account
 from torchweld.profiles.profile import About, Profile
+from torchweld.profiles.step_faults import StepFaults
+
+# Fewer page faults more or less are a matter of chance; these are 1 MB of the usual pages.
+NOTED_FAULTS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,6 +222,10 @@ def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
                 f"{name} covers {profile.about.steps} steps; its amounts are means per step"
             )
         found += [f"{name}: {notice}" for notice in profile.notices]
+    if isinstance(a.faults, StepFaults) and isinstance(b.faults, StepFaults):
+        before, after = round(a.faults.per_step), round(b.faults.per_step)
+        if abs(after - before) >= NOTED_FAULTS:
+            found.append(f"page faults per step: {before:,} → {after:,}")
     return tuple(found)
 
 

@@ -28,7 +28,9 @@ from torchweld.core.argument_checks import (
     misfit,
 )
 from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.machine_load import load_words
+from torchweld.machine.page_faults import UNCOUNTED, FaultCount, FaultMeter
 from torchweld.profiles.attributing.compilation_watch import watch_compilation
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recorded_events import Recording
@@ -54,6 +56,7 @@ from torchweld.profiles.recording.profiler_overhead import (
     usual_cost_us,
 )
 from torchweld.profiles.recording.torch_profiler import record
+from torchweld.profiles.step_faults import KEEP_MEMORY
 
 Progress = Callable[[str, float], None]
 
@@ -155,8 +158,7 @@ def _sample(step: Step, steps: int, stacks: bool, progress: Progress) -> Samples
             samples.notices.append(
                 f"in a fresh process this step takes {fresh_us / expected_us:.1f} times as long, "
                 "because memory that is freed goes back to the system and is fetched again page by "
-                "page; MALLOC_TRIM_THRESHOLD_=1000000000 and MALLOC_MMAP_THRESHOLD_=1000000000 in "
-                "the environment avoid that from the start"
+                f"page; {KEEP_MEMORY} in the environment avoids that from the start"
             )
         runner.warm_ups = _warm_ups(expected_us)
         count = max(steps, min(MOST_STEPS, math.ceil(SET_SECONDS * 1e6 / max(expected_us, 1.0))))
@@ -231,6 +233,8 @@ class _Runner:
     warm_ups: int = 0
     watch: CoreWaiting = field(default_factory=CoreWaiting)
     lost: float = 0.0  # the largest share of one step since it was last set to 0
+    meter: FaultMeter = field(default_factory=FaultMeter)
+    faults: FaultCount | NotMeasured = UNCOUNTED  # of the step that was timed last
 
     def calibrating_round(self, tells: bool) -> Round:
         """`tells`: whether the step can say what an event costs, and what a module's does."""
@@ -238,7 +242,7 @@ class _Runner:
         plain_us = self.timed()
         ops_us = step_us(self.recorded(modules=False)) if tells else None
         recording = self.recorded()
-        return Round(plain_us=plain_us, ops_us=ops_us, recording=recording, lost=self.lost)
+        return self._round(plain_us, recording, ops_us=ops_us)
 
     def checking_round(self, paths: Sequence[str], turned: bool) -> Round:
         """In alternating order, so that neither side gains from coming first."""
@@ -249,16 +253,22 @@ class _Runner:
         else:
             plain_us, recording = self.timed(), self.recorded()
             alone_us = self.modules_alone(paths) if paths else {}
-        return Round(plain_us=plain_us, recording=recording, alone_us=alone_us, lost=self.lost)
+        return self._round(plain_us, recording, alone_us=alone_us)
+
+    def _round(self, plain_us: float, recording: Recording, **more: Any) -> Round:
+        lost, faults = self.lost, self.faults
+        return Round(plain_us=plain_us, recording=recording, lost=lost, faults=faults, **more)
 
     def timed(self) -> float:
-        """µs of one step without the profiler."""
+        """µs of one step without the profiler; notes its page faults."""
         with _without_gc():
             self._ready()
+            self.meter.begin()
             begun = time.perf_counter()
             self.step.run()
             cuda_wait()
             elapsed_us = 1e6 * (time.perf_counter() - begun)
+            self.faults = self.meter.taken()
             self._done()
             return elapsed_us
 
@@ -325,14 +335,9 @@ def _steady_heap() -> None:
 
 
 def _timed_faults(runner: _Runner) -> tuple[float, int]:
-    """µs of a step, and the pages that it fetches from the system; 0 if the system does not say."""
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return runner.timed(), 0
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    """µs of a step, and its page faults; 0 if the system does not count them."""
     us = runner.timed()
-    return us, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return us, 0 if isinstance(runner.faults, NotMeasured) else runner.faults.faults
 
 
 def _settled_us(runner: _Runner) -> float:

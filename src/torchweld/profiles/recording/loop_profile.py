@@ -23,8 +23,10 @@ from torch import nn
 
 from torchweld.core.argument_checks import check_model, check_whole
 from torchweld.core.errors import NotMeasuredError, TorchweldError
+from torchweld.core.not_measured import NotMeasured
 from torchweld.core.passing_exceptions import is_interrupt
 from torchweld.machine.machine_load import load_words
+from torchweld.machine.page_faults import UNCOUNTED, FaultCount, FaultMeter
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recorded_events import Recording
 from torchweld.profiles.recording.core_waiting import CoreWaiting
@@ -89,6 +91,8 @@ class profiling:  # noqa: N801, used as a statement
         self._samples = Samples()
         self._watch = CoreWaiting()
         self._lost = 0.0  # the largest share of one step of the round
+        self._meter = FaultMeter()
+        self._faults: FaultCount | NotMeasured = UNCOUNTED  # of the round's untouched step
         self._count = 0
         self._entered = False
         self._begun_s = 0.0
@@ -179,6 +183,7 @@ class profiling:  # noqa: N801, used as a statement
                     ops_us=self._ops_us,
                     recording=recording,
                     lost=self._lost,
+                    faults=self._faults,
                 )
                 samples.rounds.append(done)
             else:
@@ -190,6 +195,7 @@ class profiling:  # noqa: N801, used as a statement
         if self._count == 1:
             samples.first_us = elapsed_us
         if ended is _Kind.PLAIN:
+            self._faults = self._meter.taken()
             self._plain_us, self._lost = elapsed_us, self._watch.lost()
         elif ended is _Kind.CHECK:
             samples.unprofiled_us.append(elapsed_us)
@@ -211,6 +217,7 @@ class profiling:  # noqa: N801, used as a statement
         elif coming in _TIMED:
             cuda_wait()
             self._watch.begin()
+            self._meter.begin()
         self._begun_s = time.perf_counter()
 
     def _stop(self) -> Recording:

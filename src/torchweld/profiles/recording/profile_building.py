@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchweld.core.passing_exceptions import is_interrupt
+from torchweld.machine.page_faults import allocator, fault_cost
 from torchweld.profiles.accounting.device_account import device_account, with_kernels
 from torchweld.profiles.accounting.memory_account import memory_account
 from torchweld.profiles.attributing.attribution import Costs, ModulePlace, attribute, signature
@@ -37,6 +38,7 @@ from torchweld.profiles.recording.time_checks import (
     surely_off,
 )
 from torchweld.profiles.recording.torch_profiler import has_cuda
+from torchweld.profiles.step_faults import faults_of
 
 # Below this, the clock around a module adds noticeably to the time that it shows.
 CHECKED_FROM_US = 50.0
@@ -143,6 +145,7 @@ def build(
     accounted = timed and (not off_surely or corrected_us > wall_us)
     known_us = corrected_us if accounted else wall_us
     machine = this_machine(notices)
+    calm = [r.faults for r in taken if r.lost <= TOLERATED]
     return Profile(
         about=About(
             source="live",
@@ -178,6 +181,7 @@ def build(
         peaks=machine.peaks,
         op_cost_us=machine.op_cost_us,
         fused_call_us=machine.fused_call_us,
+        faults=faults_of([r.faults for r in taken], calm, fault_cost(), allocator()),
         notices=tuple(notices),
     )
 

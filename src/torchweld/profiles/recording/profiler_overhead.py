@@ -19,6 +19,8 @@ from functools import cache
 import torch
 from torch import nn
 
+from torchweld.core.not_measured import NotMeasured
+from torchweld.machine.page_faults import UNCOUNTED, FaultCount
 from torchweld.profiles.attributing.attribution import Costs
 from torchweld.profiles.recorded_events import MODULE, OP, STEP, Recording
 from torchweld.profiles.recording.core_waiting import TOLERATED
@@ -56,6 +58,7 @@ class Round:
     ops_us: float | None = None  # with it, but the modules not shown; to calibrate on
     alone_us: dict[str, float] = field(default_factory=dict)  # modules, by a bare clock: path -> µs
     lost: float = 0.0  # the largest share of one of these steps in which threads waited for a core
+    faults: FaultCount | NotMeasured = UNCOUNTED  # of the step without the profiler
 
     @property
     def profiled_us(self) -> float:

@@ -28,6 +28,7 @@ from torchweld.profiles.attributing.attribution import ModulePlace, attribute
 from torchweld.profiles.profile import About, Machine, Profile
 from torchweld.profiles.recorded_events import ON_DEVICE, STEP, Recording
 from torchweld.profiles.recording.pricing_machine import this_machine
+from torchweld.profiles.step_faults import IN_TRACE
 from torchweld.profiles.traces.trace_events import TraceReader, without_garbage_collection
 from torchweld.profiles.traces.trace_stream import MACHINE_KEY
 
@@ -125,5 +126,6 @@ def _profile_of(
         peaks=machine.peaks,
         op_cost_us=machine.op_cost_us,
         fused_call_us=machine.fused_call_us,
+        faults=IN_TRACE,
         notices=tuple(notices),
     )

@@ -1,0 +1,69 @@
+"""What a step of training is: forward, backward, and what stands around them. A record.
+
+The call that takes such a step is made in `step_calls.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torchweld.core.errors import TorchweldError
+from torchweld.core.typed_names import known
+
+Malloc = Literal["stock", "tuned"]
+MALLOCS: tuple[Malloc, ...] = get_args(Malloc)
+OPTIMIZERS = ("adamw", "sgd")
+# Torch's names of what autocast computes in, and how they are shown.
+AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
+
+# glibc gives freed memory back to the system, and fresh pages cost more than the products of few
+# rows: it keeps all of it where these are high. 4 GiB is more than any gradient here.
+_HIGH = str(1 << 32)
+TUNED_MALLOC = {"MALLOC_TRIM_THRESHOLD_": _HIGH, "MALLOC_MMAP_THRESHOLD_": _HIGH}
+
+
+def malloc_environment(malloc: Malloc) -> Mapping[str, str | None]:
+    """What a worker's environment has for it; None: nothing, even if ours has."""
+    return TUNED_MALLOC if malloc == "tuned" else dict.fromkeys(TUNED_MALLOC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep:
+    """Gradients are None before each step, unless it accumulates.
+
+    accumulate: gradients exist, and each step adds to them
+    autocast:   what autocast computes in, by torch's name; empty: it is off
+    optimizer:  steps after the backward, `fused=True`; empty: forward and backward alone
+    malloc:     whether glibc's malloc is told to keep freed memory
+    """
+
+    accumulate: bool = False
+    autocast: str = ""
+    optimizer: str = ""
+    malloc: Malloc = "stock"
+
+    def __post_init__(self) -> None:
+        if self.autocast:
+            known(self.autocast, AUTOCAST, "autocast dtype")
+        if self.optimizer:
+            known(self.optimizer, OPTIMIZERS, "optimizer")
+        if self.optimizer and self.accumulate:
+            raise TorchweldError(
+                "a step that accumulates has no optimizer, which would use up what is added; leave "
+                "one of them out"
+            )
+
+    @property
+    def marks(self) -> str:
+        """What tells it from others in a table, such as `adamw tuned`; empty for the plain step."""
+        return " ".join(self._marks())
+
+    def _marks(self) -> Iterator[str]:
+        if self.accumulate:
+            yield "acc"
+        if self.optimizer:
+            yield self.optimizer
+        if self.malloc == "tuned":
+            yield "tuned"
