@@ -48,7 +48,7 @@ def eager_run(name: str, steps: int, seed: int = 0) -> list[float]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("recompute", [None, True])
+@pytest.mark.parametrize("recompute", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_welded_model_trains_as_eager_does(recompute: bool | None) -> None:
     losses = welded_run("mixer", 20, recompute=recompute)
     assert losses == pytest.approx(eager_run("mixer", 20), rel=1e-4)
@@ -122,6 +122,7 @@ def steps_of(model: nn.Module, ids: torch.Tensor, count: int = 4) -> list[float]
 
 
 @needs_transformers
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_model_of_transformers(kind: str) -> None:
@@ -152,7 +153,7 @@ def adapted(kind: str) -> tuple[nn.Module, torch.Tensor]:
 @needs_peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_frozen_model_with_adapters(kind: str) -> None:
     """The base is welded, its weights get no gradients, and no product computes any."""
     model, ids = adapted(kind)
