@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_a_gradient_penalty_is_eagers(spec: str, keep: str) -> None:
         partial(reference_backend.chain, forms=forms),
     ):
         first = torch.autograd.grad(run(x, tensors), [x, *tensors], g, create_graph=True)
-        penalty = sum(grad.square().sum() for grad in first)
+        penalty = torch.stack([grad.square().sum() for grad in first]).sum()
         found.append(torch.autograd.grad(penalty, [x, g, *tensors], allow_unused=True))
     for got, expected in zip(*found, strict=True):
         # The gradient of a last bias does not depend on it: eager says None, a zero is as good.
@@ -187,10 +188,10 @@ def test_hooks_on_tensors(keep: str) -> None:
         handles = [
             mlp.up.weight.register_hook(lambda grad: 2 * grad),
             mlp.down.bias.register_post_accumulate_grad_hook(
-                lambda p, seen=seen: seen.append("accumulated")  # type: ignore[misc]
+                lambda p, seen=seen: seen.append("accumulated")
             ),
         ]
-        x.register_hook(lambda grad, seen=seen: seen.append("x"))  # type: ignore[misc]
+        x.register_hook(lambda grad, seen=seen: seen.append("x"))
         y = run(x)
         y.register_hook(lambda grad: 3 * grad)
         y.square().sum().backward()
@@ -206,8 +207,15 @@ def test_full_backward_hooks_on_the_module(keep: str) -> None:
     """The kernel still runs: only hooks of the children would send it to them."""
     mlp = mlp_of(keep)
     seen: list[tuple[Tensor, Tensor]] = []
-    mlp.register_full_backward_pre_hook(lambda module, out: (2 * out[0],))
-    mlp.register_full_backward_hook(lambda module, into, out: seen.append((into[0], out[0])))
+
+    def twice(module: nn.Module, out: Any) -> Any:
+        return (2 * out[0],)
+
+    def note(module: nn.Module, into: Any, out: Any) -> None:
+        seen.append((into[0], out[0]))
+
+    mlp.register_full_backward_pre_hook(twice)
+    mlp.register_full_backward_hook(note)
     x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
     with backward_runs():
         mlp(x).sum().backward()

@@ -97,13 +97,19 @@ def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
     import transformers
 
     torch.manual_seed(2)
-    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     if kind == "gpt2":
         config = transformers.GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
         model: nn.Module = transformers.GPT2LMHeadModel(config)
     else:
-        config = transformers.LlamaConfig(**sizes, intermediate_size=88)
-        model = transformers.LlamaForCausalLM(config)
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, intermediate_size=88)
+        )
     return model.train(), torch.randint(50, (2, 12))
 
 
@@ -146,7 +152,7 @@ def adapted(kind: str) -> tuple[nn.Module, torch.Tensor]:
         fan_in_fan_out=gpt,
         init_lora_weights=False,
     )
-    return peft.get_peft_model(model, config).train(), ids  # type: ignore[arg-type]
+    return peft.get_peft_model(model, config).train(), ids
 
 
 @needs_transformers
