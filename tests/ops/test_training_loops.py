@@ -24,7 +24,7 @@ from tests.support.training_steps import (
 )
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils.checkpoint import checkpoint
 
 import torchweld as tw

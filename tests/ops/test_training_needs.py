@@ -156,7 +156,7 @@ def test_saved_bytes(
     """The rows cancel out of the ratio."""
     save, recompute = mlp(recompute=False), mlp(recompute=True)
     x = torch.randn(4, save.up.in_features, requires_grad=True)
-    tensors = list(save.parameters())
+    tensors: list[Tensor] = list(save.parameters())
     eager = saved_bytes(lambda: plain(x, tensors), save)
     assert eager >= 4 * 4 * (x.shape[1] + 2 * save.up.out_features)
     assert saved_bytes(lambda: save(x), save) <= save_limit * eager

@@ -5,6 +5,7 @@ Each trains a model with fused blocks and the same model with plain ones, from t
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from tests.support.helpers import ISAS, last_run
 from tests.support.training_steps import backward_runs
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import torchweld as tw
 
@@ -89,9 +91,8 @@ def falling(losses: list[float], wanted: list[float], tolerance: float = 1e-4) -
 def own_accelerator() -> Iterator[None]:
     """The first accelerator of a process decides about precision for all."""
     yield
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
+    state = importlib.import_module("accelerate.state")
+    state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def backwards() -> int:
@@ -147,12 +148,10 @@ def test_trainer(settings: dict[str, Any], tolerance: float, tmp_path: Path) -> 
 
 
 def by_accelerate(model: nn.Module) -> list[float]:
-    from accelerate import Accelerator
-    from torch.utils.data import DataLoader
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerate = importlib.import_module("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    data = DataLoader(examples(4 * STEPS), batch_size=4)  # type: ignore[arg-type]
+    data: Any = DataLoader(examples(4 * STEPS), batch_size=4)  # type: ignore[arg-type]
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     losses = []
     for batch in data:
@@ -182,7 +181,7 @@ def with_adapters(model: nn.Module, targets: list[str]) -> nn.Module:
 
     torch.manual_seed(7)
     config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
-    adapted: nn.Module = peft.get_peft_model(model, config)  # type: ignore[arg-type]
+    adapted: nn.Module = peft.get_peft_model(model, config)
     return adapted
 
 

@@ -48,7 +48,7 @@ def eager_run(name: str, steps: int, seed: int = 0) -> list[float]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("recompute", [None, True])
+@pytest.mark.parametrize("recompute", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_welded_model_trains_as_eager_does(recompute: bool | None) -> None:
     losses = welded_run("mixer", 20, recompute=recompute)
     assert losses == pytest.approx(eager_run("mixer", 20), rel=1e-4)
@@ -97,13 +97,19 @@ def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
     import transformers
 
     torch.manual_seed(2)
-    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     if kind == "gpt2":
         config = transformers.GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
         model: nn.Module = transformers.GPT2LMHeadModel(config)
     else:
-        config = transformers.LlamaConfig(**sizes, intermediate_size=88)
-        model = transformers.LlamaForCausalLM(config)
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, intermediate_size=88)
+        )
     return model.train(), torch.randint(50, (2, 12))
 
 
@@ -122,6 +128,7 @@ def steps_of(model: nn.Module, ids: torch.Tensor, count: int = 4) -> list[float]
 
 
 @needs_transformers
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_model_of_transformers(kind: str) -> None:
@@ -145,14 +152,14 @@ def adapted(kind: str) -> tuple[nn.Module, torch.Tensor]:
         fan_in_fan_out=gpt,
         init_lora_weights=False,
     )
-    return peft.get_peft_model(model, config).train(), ids  # type: ignore[arg-type]
+    return peft.get_peft_model(model, config).train(), ids
 
 
 @needs_transformers
 @needs_peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_frozen_model_with_adapters(kind: str) -> None:
     """The base is welded, its weights get no gradients, and no product computes any."""
     model, ids = adapted(kind)

@@ -99,7 +99,7 @@ def judge_gradients(
     eager, reference = run(plain, x.dtype), run(plain, torch.float64)
     names = [f"output {i}" for i in range(len(given))]
     names += ["grad x", *(f"grad {i}" for i in range(len(tensors)))]
-    found = {}
+    found: dict[str, Judgement] = {}
     for keep, function in (
         {"group": grouped} if group else {keep: kept(flag) for keep, flag in KEEPING.items()}
     ).items():
