@@ -51,9 +51,9 @@ variable_list spread(std::vector<Tensor> found, const c10::List<bool>& needed, s
 // A tensor that stays what `t` is now, whatever becomes of t.data. Undefined for tensors without
 // memory of their own, such as a tracer's.
 Tensor alias_of(const Tensor& t) {
-  const c10::DispatchKeySet traced(
-      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::Meta});
-  return t.key_set().has_any(traced) || !t.has_storage() ? Tensor() : t.variable_data();
+  const c10::DispatchKeySet traced({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
+  const bool own = t.has_storage() && !t.is_meta() && !t.key_set().has_any(traced);
+  return own ? t.variable_data() : Tensor();
 }
 
 // What a node keeps for its backward: x, params, pre-activations, masks, in this order.
