@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.support.helpers import ISAS, last_run, using_threads
 from tests.support.trained_families import FAMILIES, nudge, train
+from tests.support.training_steps import saved_bytes
 from torch import nn
 
 import torchweld as tw
@@ -53,6 +54,16 @@ def test_a_welded_model_trains_as_eager_does(recompute: bool | None) -> None:
     losses = welded_run("mixer", 20, recompute=recompute)
     assert losses == pytest.approx(eager_run("mixer", 20), rel=1e-4)
     assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("recompute", "most"), [(False, 0.57), (True, 0.12)])
+def test_bytes_that_a_welded_block_saves(recompute: bool, most: float) -> None:
+    block = nn.Sequential(nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96))
+    x = torch.randn(4, 96, requires_grad=True)
+    eager = saved_bytes(lambda: block(x), block)
+    weld_all(block, x.detach(), recompute=recompute)
+    assert saved_bytes(lambda: block(x), block) <= most * eager
 
 
 # Thread counts, and by what seed all weights are moved by one unit in the last place.
