@@ -70,6 +70,11 @@ def test_bytes_that_a_welded_block_saves(recompute: bool, most: float) -> None:
 RUNS = [(1, 0), (2, 0), (1, 1), (2, 2), (1, 3)]
 
 
+def end_of(losses: list[float]) -> float:
+    """A single batch that goes wrong would move a mean by more than all runs are apart."""
+    return statistics.median(losses[-50:])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True], ids=["save", "recompute"])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -83,13 +88,13 @@ def test_a_family_ends_within_the_spread_of_eager(name: str, recompute: bool) ->
     for threads, seed in RUNS:
         with using_threads(threads):
             losses = eager_run(name, steps, seed)
-        ends.append(statistics.fmean(losses[-20:]))
-    assert statistics.fmean(losses[-20:]) < 0.7 * losses[0], "it did not learn"
+        ends.append(end_of(losses))
+    assert end_of(losses) < 0.7 * losses[0], "it did not learn"
     least, most = min(ends), max(ends)
     assert most > least, "eager's runs are all the same: there is no spread"
     for threads in (1, 2):
         with using_threads(threads):
-            end = statistics.fmean(welded_run(name, steps, recompute=recompute)[-20:])
+            end = end_of(welded_run(name, steps, recompute=recompute))
         assert 2 * least - most <= end <= 2 * most - least, f"{end} is not among {ends}"
 
 
