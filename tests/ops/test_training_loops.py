@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.helpers import ISAS
+from tests.support.helpers import ISAS, group
 from tests.support.mlps import by_hand
 from tests.support.training_steps import (
     KEEPING,
@@ -232,6 +232,26 @@ def test_the_compiled_step_has_our_backward(gated: bool, keep: str) -> None:
     assert [t for t in forward if "torchweld" in t] == ["torchweld.chain_saving.default"]
     assert [t for t in backward if "torchweld" in t] == ["torchweld.chain_backward.default"]
     assert not [t for t in forward + backward if "mm" in t.split(".")]
+
+
+@pytest.mark.usefixtures("own_compilations")
+def test_a_compiled_group_has_our_backward() -> None:
+    tensors = [torch.randn(n, 13, requires_grad=True) for n in (7, 5)]
+    x, spec = torch.randn(9, 13, requires_grad=True), "gelu;identity"
+    backend, graphs = recording()
+
+    def loss(x: Tensor, tensors: list[Tensor]) -> Tensor:
+        first, second = group(x, tensors, spec)
+        return first.square().sum() + second.sum()
+
+    value = torch.compile(loss, fullgraph=True, backend=backend)(x, tensors)
+    with backward_runs():
+        found = torch.autograd.grad(value, [x, *tensors])
+    all_close(found, torch.autograd.grad(loss(x, tensors), [x, *tensors]))
+    assert [[t for t in graph if "torchweld" in t] for graph in graphs] == [
+        ["torchweld.group_saving.default"],
+        ["torchweld.group_backward.default"],
+    ]
 
 
 @pytest.mark.usefixtures("own_compilations")
