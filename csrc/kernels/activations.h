@@ -75,7 +75,8 @@ template <class V>
 TW_INLINE V quick_gelu_derivative_v(V x) {
   using C = std::decay_t<decltype(x[0])>;
   const Logistic<V> s = logistic_v(x * C(1.702));
-  return s.value + x * C(1.702) * (s.value * s.rest);
+  // x * 1.702 overflows next to the largest number, where the slope is 0.
+  return s.value + x * (s.value * s.rest) * C(1.702);
 }
 template <class V>
 TW_INLINE V normal_pdf_v(V x) {

@@ -167,8 +167,9 @@ std::vector<Tensor> chain_backward_composed(const Tensor& grad, const Tensor& x,
   const Spec& spec = spec_of(text);
   const Flags needed = flags_of(list);
   check_backward<c10::SymInt>(grad, x, params, saved, masks, spec, needed.size(), false);
-  return needed_only(composed_backward(grad, x, params, saved, masks, spec, needed.data()),
-                     needed.data());
+  return needed_only(
+      composed_backward(grad, x, params, values_in(saved), masks, spec, needed.data()),
+      needed.data());
 }
 std::vector<Tensor> group_backward_composed(TensorList grads, const Tensor& x, TensorList params,
                                             TensorList saved, std::string_view text,
@@ -486,6 +487,10 @@ TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
   m.impl("chain_training", TORCH_FN(chain_training_below));
   m.impl("chain_saving", TORCH_FN(chain_saving_composed));
   m.impl("group_saving", TORCH_FN(group_saving_composed));
+  m.impl("chain_backward", TORCH_FN(chain_backward_composed));
+  m.impl("group_backward", TORCH_FN(group_backward_composed));
+}
+TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
   m.impl("chain_backward", TORCH_FN(chain_backward_composed));
   m.impl("group_backward", TORCH_FN(group_backward_composed));
 }

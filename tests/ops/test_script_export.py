@@ -119,7 +119,7 @@ def test_script_drops_out_in_training(shape: dict[str, Any]) -> None:
     mlp = tw.FusedMLP(**shape, dropout=0.4)
     scripted = torch.jit.script(mlp)
     torch.manual_seed(2)
-    with kernel_runs("natural", calls=len(shape["sizes"]) - 1):
+    with kernel_runs("natural"):  # one call, dropout included
         y = scripted(X)
     torch.manual_seed(2)
     torch.testing.assert_close(y, by_hand(mlp, X))
@@ -296,7 +296,7 @@ def test_functions_compile() -> None:
 def test_compile_with_dropout_and_autocast() -> None:
     mlp = tw.FusedMLP((31, 64, 16), dropout=0.5)
     run, _ = compiled(mlp)
-    with kernel_runs("natural", calls=2):
+    with kernel_runs("natural"):  # one call, dropout included
         y = run(X)
     assert y.shape == (5, 16)
     mlp.eval()

@@ -35,7 +35,6 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-NO_BATCHING = "the backward ops have no batching rule yet"
 keeping = pytest.mark.parametrize("keep", KEEPING)
 SPECS = [
     "gelu/b;identity/b",
@@ -117,7 +116,6 @@ def test_func_grad_and_vmap_of_it(keep: str) -> None:
         torch.testing.assert_close(each[name].mean(0), expected[name])
 
 
-@pytest.mark.xfail(reason=NO_BATCHING)
 @keeping
 def test_many_gradients_at_once(keep: str) -> None:
     """Batched gradients, as a vectorised jacobian asks for them."""
@@ -132,7 +130,6 @@ def test_many_gradients_at_once(keep: str) -> None:
     torch.testing.assert_close(jacobian, plain)
 
 
-@pytest.mark.xfail(reason=NO_BATCHING)
 def test_many_gradients_of_a_group_at_once() -> None:
     w = [torch.randn(n, 7, dtype=torch.float64, requires_grad=True) for n in (4, 6)]
     x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)

@@ -96,7 +96,7 @@ def test_the_op_returns_the_needed_gradients_alone(needed: list[bool], save: boo
     ops, g = torch.ops.torchweld, torch.randn(6, 7)
     y, *saved = ops.chain_saving(x, tensors, [], GELU, save)
     assert torch.equal(y, ops.chain(x, tensors, GELU))
-    assert bool(saved) == save
+    assert [t.dtype for t in saved] == [torch.float32 if save else torch.int64]  # or a checksum
     full = ops.chain_backward(g, x, tensors, saved, [], GELU, [True] * 5)
     found = ops.chain_backward(g, x, tensors, saved, [], GELU, needed)
     assert len(full) == 5

@@ -108,6 +108,10 @@ CALLS: Calls = {
     "check_calls sample": (lambda v: tw.check_calls(mlp(), sample=v), set()),
     "repack model": (lambda v: tw.repack(v), MODELS),
     "packed_bytes model": (lambda v: tw.packed_bytes(v), MODELS),
+    "limit_gradient_memory limit": (
+        lambda v: tw.limit_gradient_memory(v),
+        {"an int", "zero"},
+    ),
     "record model": (lambda v: entered(tw.record(v)), {"a module"}),
     "record limit": (lambda v: entered(tw.record(mlp(), limit=v)), {"an int"}),
     "profile model": (lambda v: tw.profile(v, X), MODELS | CALLABLE),
@@ -157,6 +161,7 @@ BLOCK: tw.Block = PLAN.planned[0].block
 # Results and errors, which users do not make; and what takes anything, to hand it on.
 TAKE_ANYTHING = {"Account", "Check", "Comparison", "ExpectationError", "Finding", "TorchweldError"}
 TAKE_ANYTHING |= {"Inputs", "NotMeasured", "OriginalCodeWarning"}
+TAKE_ANYTHING |= {"GradientMemory", "gradient_memory", "release_gradient_memory"}  # take nothing
 
 
 def test_every_public_name_is_tried() -> None:

@@ -253,8 +253,10 @@ class FusedMLP(nn.Module):
             if tensor is not None
         ]
         dropping = self.training and self.dropout > 0.0
-        # The op refuses what is no tensor.
-        if not dropping and not (isinstance(x, Tensor) and wants_gradients(x, tensors)):
+        # `chain` does the same without a wish or dropout, and shows in graphs what it is. It also
+        # refuses what is no tensor.
+        wish = self.recompute is not None and isinstance(x, Tensor) and wants_gradients(x, tensors)
+        if not dropping and not wish:
             return self._chain(x, tensors, format_spec(forms))
         spec = self._spec_in_training(forms) if dropping else format_spec(forms)
         op = torch.ops.torchweld.chain_training
@@ -307,7 +309,7 @@ class FusedMLP(nn.Module):
             if self.down.bias is not None:
                 tensors.append(self.down.bias)
         ops = torch.ops.torchweld
-        if self.training:
+        if self.training and self.dropout > 0.0:
             return ops.chain_training(x, tensors, self._training_spec, self.recompute)  # type: ignore[no-any-return]
         if self.recompute is not None and torch.is_grad_enabled():
             return ops.chain_training(x, tensors, self._spec, self.recompute)  # type: ignore[no-any-return]
