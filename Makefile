@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all test-isas test-clang cross-tools coverage lint format bench-peers bench-models \
+.PHONY: setup demo test test-all test-isas test-clang cross-tools coverage lint format bench-peers bench-training bench-models \
   model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
@@ -122,6 +122,9 @@ $(VENV)/.peers: $(VENV)/.built
 
 bench-peers: $(VENV)/.peers
 	$(BIN)/torchweld bench --preset peers --goals --check-parking
+
+bench-training: $(VENV)/.peers
+	$(BIN)/torchweld bench --preset training --goals
 
 bench-models: $(VENV)/.peers
 	$(BIN)/python benchmarks/models.py

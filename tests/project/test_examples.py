@@ -126,3 +126,21 @@ def test_padding_does_not_enter_an_embedding(embeddings: SimpleNamespace) -> Non
     padded = encoder(torch.tensor([[3, 4, 9], [1, 2, 5]]), torch.tensor([[1, 1, 0], [1, 1, 1]]))
     assert torch.equal(padded[0], alone[0])
     torch.testing.assert_close(padded.norm(dim=-1), torch.ones(2))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_classifier_trains_welded_as_it_trains_eager(capsys: pytest.CaptureFixture[str]) -> None:
+    spirals = SimpleNamespace(**runpy.run_path(str(EXAMPLES / "train_spirals.py")))
+    torch.manual_seed(0)
+    eager = spirals.classifier()
+    welded = copy.deepcopy(eager)
+    points, _ = spirals.spirals(spirals.BATCH, seed=0)
+    tw.apply(welded, tw.plan(welded, points, training=True, force=True))
+    curves = [spirals.train(model, 12) for model in (eager, welded)]
+    run = tw.ops.compiled.last_run()
+    assert run["pass"] == "backward"
+    torch.testing.assert_close(*map(torch.tensor, curves), rtol=1e-3, atol=1e-4)
+    assert curves[0][-1] < curves[0][0]
+    assert spirals.saved_bytes(welded) < 0.75 * spirals.saved_bytes(eager)
+    spirals.main(steps=2, seconds=0.05, force=True)
+    assert "accuracy on new points" in capsys.readouterr().out
