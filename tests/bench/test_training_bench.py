@@ -35,7 +35,7 @@ from torchweld.bench.runtimes.runtime import Runtime
 from torchweld.bench.runtimes.runtime_names import TRAINING_RUNTIMES, Runtimes
 from torchweld.bench.runtimes.torchweld_runtimes import FusedMlpRuntime
 from torchweld.bench.step_calls import block_step, judged_of, model_step
-from torchweld.bench.step_costs import faults_and_peak, saved_bytes
+from torchweld.bench.step_costs import faults_and_peak
 from torchweld.bench.training_participants import native_bf16
 from torchweld.bench.training_step import TUNED_MALLOC, Malloc, TrainingStep, malloc_environment
 from torchweld.bench.training_truth import TrainingTruth
@@ -43,6 +43,7 @@ from torchweld.bench.workers.worker_messages import receive_value, send_value
 from torchweld.bench.workers.worker_process import WorkerProcess
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.saved_tensors import saved_bytes
 from torchweld.machine import kernel_build
 
 NEEDS_KERNELS = pytest.mark.skipif(

@@ -49,9 +49,7 @@ def same_values(got: Tensor, eager: Tensor, reference: Tensor) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATION_TEXTS)
-def test_derivatives_of_special_values(
-    activation: str, dtype: torch.dtype, isa: str
-) -> None:
+def test_derivatives_of_special_values(activation: str, dtype: torch.dtype, isa: str) -> None:
     forms = parse_spec(activation)
     x = VALUES.to(dtype)[:, None]
     found = []

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ops.test_threads import at_once
-from tests.support.helpers import ISAS, all_within, fixed, kernel_runs, last_run
+from tests.support.helpers import ISAS, all_within, at_once, fixed, kernel_runs, last_run
 from tests.support.swap_blocks import NATURAL, PACKED, K
 from torch import Tensor, nn
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.ops.test_threads import at_once
-from tests.support.helpers import ISAS, kernel_runs
+from tests.support.helpers import ISAS, at_once, kernel_runs
 from tests.support.swap_blocks import (
     GATED,
     MLP,

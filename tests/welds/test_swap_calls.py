@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ops.test_threads import at_once
-from tests.support.helpers import ISAS, kernel_runs, run_python
+from tests.support.helpers import ISAS, at_once, kernel_runs, run_python
 from tests.support.swap_blocks import (
     CASES,
     LINEAR,
