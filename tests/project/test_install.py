@@ -91,6 +91,27 @@ def test_without_a_compiler_the_module_still_computes(without_compiler: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+def test_without_a_compiler_the_module_still_trains(without_compiler: Path) -> None:
+    code = (
+        "import torch, torchweld as tw\n"
+        "from torch.nn.functional import dropout, gelu\n"
+        "x = torch.randn(3, 7, requires_grad=True)\n"
+        "for recompute in (True, False, None):\n"
+        "    mlp = tw.FusedMLP((7, 13, 5), dropout=0.5, recompute=recompute)\n"
+        "    found = []\n"
+        "    for run in (mlp, lambda x: mlp.down(dropout(gelu(mlp.up(x)), 0.5))):\n"
+        "        torch.manual_seed(1)\n"
+        "        y = run(x)\n"
+        "        found.append([y, *torch.autograd.grad(y.sum(), [x, *mlp.parameters()])])\n"
+        "    for one, other in zip(*found):\n"
+        "        torch.testing.assert_close(one, other)\n"
+        "with torch.no_grad():\n"
+        "    torch.testing.assert_close(torch.jit.script(mlp.eval())(x), mlp(x))\n"
+    )
+    done = run_installed(without_compiler, "-W", "ignore", "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_compiled_part_can_be_declined(tmp_path: Path) -> None:
     source, target = copy_sources(tmp_path / "source"), tmp_path / "target"
     (source / "src" / "torchweld" / "plans" / "tables" / "made_up.json").write_text("{}")
