@@ -38,7 +38,7 @@ def _chain_backward(
     *_: Any,
     **__: Any,
 ) -> int:
-    return _backward(math.prod(x[:-1]), _layers(params, spec, needed), needed[0], bool(saved))
+    return _backward(math.prod(x[:-1]), _layers(params, spec, needed), needed[0], _has_values(saved))
 
 
 def _group_backward(
@@ -54,7 +54,7 @@ def _group_backward(
     """Every member is a chain of one."""
     rows = math.prod(x[:-1])
     members = _layers(params, spec, needed)
-    return sum(_backward(rows, [member], needed[0], bool(saved)) for member in members)
+    return sum(_backward(rows, [member], needed[0], _has_values(saved)) for member in members)
 
 
 class _LayerFlops(NamedTuple):
@@ -81,6 +81,11 @@ def _layers(
         )
         first += form.tensors
     return found
+
+
+def _has_values(saved: Sequence[Sequence[int]]) -> bool:
+    """Whether hidden values were saved. A checksum of them, one number, is not enough."""
+    return bool(saved) and [list(shape) for shape in saved] != [[1]]
 
 
 def _backward(rows: int, layers: Sequence[_LayerFlops], x_needed: bool, saved: bool) -> int:
