@@ -38,7 +38,9 @@ def _chain_backward(
     *_: Any,
     **__: Any,
 ) -> int:
-    return _backward(math.prod(x[:-1]), _layers(params, spec, needed), needed[0], _has_values(saved))
+    return _backward(
+        math.prod(x[:-1]), _layers(params, spec, needed), needed[0], _has_values(saved)
+    )
 
 
 def _group_backward(
