@@ -490,7 +490,12 @@ TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
   m.impl("chain_backward", TORCH_FN(chain_backward_composed));
   m.impl("group_backward", TORCH_FN(group_backward_composed));
 }
+// Several gradients at once: functorch's batches, and those of `is_grads_batched`.
 TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
+  m.impl("chain_backward", TORCH_FN(chain_backward_composed));
+  m.impl("group_backward", TORCH_FN(group_backward_composed));
+}
+TORCH_LIBRARY_IMPL(torchweld, Batched, m) {
   m.impl("chain_backward", TORCH_FN(chain_backward_composed));
   m.impl("group_backward", TORCH_FN(group_backward_composed));
 }

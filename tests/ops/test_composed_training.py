@@ -57,7 +57,12 @@ def test_the_parts_of_a_chain(forms: tuple[LayerForm, ...], saves: bool) -> None
     widths = [*[4, 6, 3][: len(forms) - 1], 3]
     masks = [OPS.dropout_mask(x, width, 0.4) for width in widths]
     y, *saved = composed_training.chain_saving(x, tensors, masks, spec, saves)
-    close([y, *saved], OPS.chain_saving(x, tensors, masks, spec, saves))
+    expected = OPS.chain_saving(x, tensors, masks, spec, saves)
+    assert [t.dtype for t in (y, *saved)] == [t.dtype for t in expected]
+    if saves:
+        close([y, *saved], expected)
+    else:  # what follows is a checksum, which only kernels take
+        close([y], expected[:1])
     grad = torch.randn_like(y)
     for first in range(2):  # every other gradient, from either end
         needed = [(first + i) % 2 == 0 for i in range(1 + len(tensors))]

@@ -85,7 +85,7 @@ def test_weights_edited_before_backward(edit: str, name: str, keep: str) -> None
             EDITS[edit](module.get_parameter(name))
         try:
             y.sum().backward()
-        except RuntimeError as error:
+        except (RuntimeError, tw.TorchweldError, ValueError) as error:
             noticed = "changed between forward and backward" in str(error) and module is mlp
             if "modified by an inplace operation" not in str(error) and not noticed:
                 raise
@@ -96,7 +96,7 @@ def test_weights_edited_before_backward(edit: str, name: str, keep: str) -> None
     if got is not None:
         assert wanted is not None, "eager notices the edit"
         all_close(got, wanted)
-    elif keep == "save":
+    elif keep == "save" and edit.startswith("data"):
         assert wanted is None, "saved values serve as eager's do"
 
 
