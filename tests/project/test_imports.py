@@ -37,7 +37,9 @@ ROOMS = {
     "bench": "core machine timing ops numerics models profiles welds plans",
     "gates": "core machine timing numerics models profiles welds plans history bench",
     "report": "core machine profiles findings welds plans history bench gates",
-    "cli": "core machine timing ops models profiles findings plans history bench gates report",
+    "pages": "core machine timing profiles findings welds plans history bench gates report",
+    "cli": "core machine timing ops models profiles findings plans history bench gates report "
+    "pages",
 }
 # Below welds and profiles, the same once more: a folder imports only folders that stand before it.
 # What lies directly in the room stands before all of them. In plans, the same for its modules.
