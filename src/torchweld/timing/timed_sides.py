@@ -21,7 +21,7 @@ from torchweld.timing import core_waiting
 
 Clock = Callable[[], float]
 
-# Asking how long threads waited takes some ten microseconds and leaves the caches colder. In a block
+# Asking how long threads waited takes some ten microseconds and leaves caches colder. In a block
 # this long that does not show.
 _LONG_BLOCK_S = 1e-3
 
