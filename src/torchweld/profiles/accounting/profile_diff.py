@@ -189,11 +189,21 @@ def _weight(change: Change, timed: bool, on_device: bool) -> tuple[float, ...]:
 
 def not_comparable(a: Profile, b: Profile) -> tuple[str, ...]:
     """Reasons why a difference in time would not be the model's."""
-    one, two = a.about, b.about
+    devices = [p.device.name if p.device is not None else "none" for p in (a, b)]
+    return why_not_comparable((a.about, b.about), (a.step_us, b.step_us), devices)
+
+
+def why_not_comparable(
+    abouts: tuple[About, About],
+    steps_us: tuple[float | NotMeasured, float | NotMeasured],
+    devices: Sequence[str] = ("none", "none"),
+) -> tuple[str, ...]:
+    """The same for what is known of two profiles: where they come from, and their steps."""
+    one, two = abouts
     found = [
-        f"{name} was {profile.step_us}"
-        for name, profile in (("a", a), ("b", b))
-        if isinstance(profile.step_us, NotMeasured)
+        f"{name} was {step_us}"
+        for name, step_us in zip(("a", "b"), steps_us, strict=True)
+        if isinstance(step_us, NotMeasured)
     ]
     if one.source != two.source:
         found.append(f"one is a {one.source} profile, the other a {two.source}")
@@ -205,7 +215,7 @@ def not_comparable(a: Profile, b: Profile) -> tuple[str, ...]:
         ("CPU", one.cpu, two.cpu),
         ("threads", str(one.threads), str(two.threads)),
         ("torch", one.torch, two.torch),
-        ("device", *(p.device.name if p.device is not None else "none" for p in (a, b))),
+        ("device", *devices),
     ):
         if before != after:
             found.append(f"{what}: {before or 'unknown'} against {after or 'unknown'}")
