@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,9 @@ from tests.support.made_traces import TRACES
 from tests.support.measured import measured
 
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.records import from_plain, to_plain
+from torchweld.core.records import from_plain, json_text
 from torchweld.findings import diagnose
-from torchweld.pages.page_records import ModuleRow, Side
+from torchweld.pages.page_records import ModuleRow, PageSide
 from torchweld.pages.profile_view import side_of
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
@@ -112,8 +113,8 @@ def test_hostile_names_are_kept_as_they_are() -> None:
     assert (row.kind, row.extra) == (HOSTILE, HOSTILE)
 
 
-def read_back(side: Side) -> Side:
-    return from_plain(Side, to_plain(side))
+def read_back(side: PageSide) -> PageSide:
+    return from_plain(PageSide, json.loads(json_text(side)))
 
 
 @pytest.mark.parametrize("name", ["a100_alexnet_inference", "mi250_toy_training", "cpu_only"])

@@ -1,7 +1,7 @@
 """One profile as a page shows it: account, modules, flames, timeline, roofline, memory, findings.
 
-In: a `Profile`, and what became of its modules if a plan tells. Out: a `Side`. If the step was not
-measured, there is nothing that follows from times: counts and the reason are left.
+In: a `Profile`, and what became of its modules if a plan tells. Out: a `PageSide`. If the step was
+not measured, there is nothing that follows from times: counts and the reason are left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.findings import diagnose
 from torchweld.findings.finding import Finding
 from torchweld.pages.flame_view import device_flame, host_flame
-from torchweld.pages.page_records import Fate, ModuleRow, Side
+from torchweld.pages.page_records import Fate, ModuleRow, PageSide
 from torchweld.profiles.accounting.time_account import Account, account
 from torchweld.profiles.accounting.time_splits import PARTS, ModuleAccount, Split
 from torchweld.profiles.profile import Module, Profile, deepest_first
@@ -26,12 +26,12 @@ def side_of(
     name: str = "",
     findings: Sequence[Finding] | None = None,
     fates: Fates | None = None,
-) -> Side:
+) -> PageSide:
     """`findings` are diagnosed unless given; `fates` says by path what became of a module, why."""
     found = account(profile)
     rows = module_rows(profile, found, fates or {})
     faults = profile.faults
-    return Side(
+    return PageSide(
         name=name,
         about=profile.about,
         step_us=profile.step_us,
