@@ -104,8 +104,8 @@ def speeds_of(run: Run) -> Iterator[KeptSpeed]:
 
 
 def _of_fuse(run: Run, cell: RunCell) -> KeptSpeed:
-    speedup = _figure(cell.data.get("speedup", cell.data.get("speed")))
-    interval = _interval(cell.data.get("interval"))
+    speedup = kept_figure(cell.data.get("speedup", cell.data.get("speed")))
+    interval = kept_interval(cell.data.get("interval"))
     return KeptSpeed(what=f"{run.what}: {cell.cell}", speedup=speedup, interval=interval)
 
 
@@ -118,8 +118,8 @@ def _of_bench(run: Run) -> Iterator[KeptSpeed]:
         if isinstance(data, Mapping):
             yield KeptSpeed(
                 what=f"{cell.cell}, {first}",
-                speedup=_figure(data.get("speedup")),
-                interval=_interval([data.get("low"), data.get("high")]),
+                speedup=kept_figure(data.get("speedup")),
+                interval=kept_interval([data.get("low"), data.get("high")]),
             )
 
 
@@ -155,8 +155,8 @@ def _of_check(run: Run, cell: RunCell) -> KeptSpeed:
     verdict = (run.summary or {}).get("verdict")
     return KeptSpeed(
         what=f"{run.what}: {cell.cell.removeprefix(TIME)}",
-        speedup=_figure(cell.data.get("speedup")),
-        interval=_interval(cell.data.get("interval")),
+        speedup=kept_figure(cell.data.get("speedup")),
+        interval=kept_interval(cell.data.get("interval")),
         verdict=verdict if isinstance(verdict, str) else "",
     )
 
@@ -167,19 +167,19 @@ def _gated(found: Outcome) -> Iterator[KeptSpeed]:
         yield KeptSpeed(
             what=f"{found.what}: {one.workload}",
             speedup=brief(speedup) if isinstance(speedup, float) else speedup,
-            interval=_interval(one.interval),
+            interval=kept_interval(one.interval),
             verdict=WORDS[found.code].lower(),
         )
 
 
-def _figure(value: Any) -> float | NotMeasured:
+def kept_figure(value: Any) -> float | NotMeasured:
     """A kept figure; anybody may have edited the file."""
     if isinstance(value, Mapping) and isinstance(value.get(UNMEASURED), str):
         return NotMeasured(value[UNMEASURED])
     return brief(value) if _is_ratio(value) else UNKNOWN
 
 
-def _interval(value: Any) -> Interval | None:
+def kept_interval(value: Any) -> Interval | None:
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_ratio, value)):
         return brief(value[0]), brief(value[1])
     return None

@@ -42,7 +42,7 @@ from torchweld.pages.plan_view import (
 from torchweld.pages.profile_view import Fates, side_of
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import PlanWithRounds
-from torchweld.profiles.accounting.profile_diff import not_comparable, why_not_comparable
+from torchweld.profiles.accounting.profile_diff import why_not_comparable
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.report.bench_text import closing
@@ -52,6 +52,8 @@ from torchweld.report.text_style import to_text
 
 _T = TypeVar("_T")
 BEFORE, AFTER = "before", "after"
+# Between two values of one row of the environment.
+BOTH = " · "
 
 
 def page_of(
@@ -67,7 +69,7 @@ def page_of(
 ) -> Page:
     """One page. Of two `profiles` the first is before, the second after.
 
-    The verdict is that of the first there is: the gate, the plan, the profiles, the bench, the runs.
+    The verdict is that of the first there is: gate, plan, profiles, bench, runs.
     """
     parts = [
         *([gate_page(gate)] if gate is not None else []),
@@ -101,8 +103,8 @@ def profile_page(profiles: Sequence[Profile]) -> Page:
             environment=of_about(one.about),
         )
     before, after = profiles
-    sides = (side_of(before, BEFORE), side_of(after, AFTER))
-    return replace(_compared(*sides, not_comparable(before, after)), title=after.about.what)
+    devices = [one.device.name if one.device is not None else "none" for one in profiles]
+    return _compared(side_of(before, BEFORE), side_of(after, AFTER), devices)
 
 
 def plan_page(made: Plan | PlanWithRounds) -> Page:
@@ -174,8 +176,7 @@ def joined_pages(pages: Sequence[Page]) -> Page:
     if len(profiled) == 2:
         before, after = (page.sides[-1] for page in profiled)
         before, after = replace(before, name=BEFORE), replace(after, name=AFTER)
-        reasons = why_not_comparable((before.about, after.about), (before.step_us, after.step_us))
-        base = _compared(before, after, reasons)
+        base = _compared(before, after)
         pages = [base, *pages]
     blocks = _once(row for page in pages for row in page.blocks)
     return replace(
@@ -195,7 +196,9 @@ def joined_pages(pages: Sequence[Page]) -> Page:
     )
 
 
-def _compared(before: PageSide, after: PageSide, reasons: tuple[str, ...]) -> Page:
+def _compared(before: PageSide, after: PageSide, devices: Sequence[str] = ("none", "none")) -> Page:
+    abouts, steps_us = (before.about, after.about), (before.step_us, after.step_us)
+    reasons = why_not_comparable(abouts, steps_us, devices, (BEFORE, AFTER))
     return Page(
         title=after.about.what,
         verdict=_sentence(before, after, reasons),
@@ -252,7 +255,6 @@ def _merged(
     """Rows of both; where they differ, both values."""
     found = dict(one)
     for name, value in other:
-        had = found.setdefault(name, value)
-        if value not in had.split(" · "):
-            found[name] = f"{had} · {value}"
+        values = [*found.get(name, value).split(BOTH), *value.split(BOTH)]
+        found[name] = BOTH.join(dict.fromkeys(values))
     return tuple(found.items())

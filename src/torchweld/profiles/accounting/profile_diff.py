@@ -197,12 +197,13 @@ def why_not_comparable(
     abouts: tuple[About, About],
     steps_us: tuple[float | NotMeasured, float | NotMeasured],
     devices: Sequence[str] = ("none", "none"),
+    names: tuple[str, str] = ("a", "b"),
 ) -> tuple[str, ...]:
     """The same for what is known of two profiles: where they come from, and their steps."""
     one, two = abouts
     found = [
         f"{name} was {step_us}"
-        for name, step_us in zip(("a", "b"), steps_us, strict=True)
+        for name, step_us in zip(names, steps_us, strict=True)
         if isinstance(step_us, NotMeasured)
     ]
     if one.source != two.source:
