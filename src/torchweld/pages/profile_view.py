@@ -7,12 +7,16 @@ not measured, there is nothing that follows from times: counts and the reason ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torchweld.core.not_measured import NotMeasured
 from torchweld.findings import diagnose
 from torchweld.findings.finding import Finding
 from torchweld.pages.flame_view import device_flame, host_flame
+from torchweld.pages.memory_view import memory_of
 from torchweld.pages.page_records import Fate, ModuleRow, PageSide
+from torchweld.pages.roofline_view import block_points, op_points, roofs_of
+from torchweld.pages.timeline_view import timeline_of
 from torchweld.profiles.accounting.time_account import Account, account
 from torchweld.profiles.accounting.time_splits import PARTS, ModuleAccount, Split
 from torchweld.profiles.profile import Module, Profile, deepest_first
@@ -29,33 +33,52 @@ def side_of(
 ) -> PageSide:
     """`findings` are diagnosed unless given; `fates` says by path what became of a module, why."""
     found = account(profile)
-    rows = module_rows(profile, found, fates or {})
     faults = profile.faults
-    return PageSide(
+    side = PageSide(
         name=name,
         about=profile.about,
         step_us=profile.step_us,
         account=found.step,
         explained=found.explained,
-        modules=rows,
+        modules=module_rows(profile, found),
         flame=host_flame(profile),
         device_flame=device_flame(profile),
+        timeline=timeline_of(profile),
+        roofs=roofs_of(profile, found),
+        points=op_points(profile, found),
+        memory=memory_of(profile),
         findings=tuple(diagnose(profile, found) if findings is None else findings),
         faults_per_step=faults.per_step if isinstance(faults, StepFaults) else faults,
         notices=(*profile.notices, *found.notices),
     )
+    return with_fates(side, fates or {})
+
+
+def with_fates(side: PageSide, fates: Fates) -> PageSide:
+    """The side with what became of its modules; what lies in a welded one is part of it."""
+    told = {r.path: (r.fate, r.why) for r in side.modules if r.fate not in ("", "part")}
+    fates = {**told, **fates}
+    found: list[tuple[Fate, str]] = [("", "")] * len(side.modules)
+    for i in reversed(deepest_first([row.parent for row in side.modules])):
+        row = side.modules[i]
+        inside = row.parent >= 0 and found[row.parent][0] in ("welded", "part")
+        found[i] = fates.get(row.path, ("part" if inside else "", ""))
+    decided = zip(side.modules, found, strict=True)
+    rows = tuple(replace(row, fate=fate, why=why) for row, (fate, why) in decided)
+    side = replace(side, modules=rows)
+    points = (*(point for point in side.points if not point.block), *block_points(side))
+    return replace(side, points=points)
 
 
 # ---- modules ----
 
 
-def module_rows(profile: Profile, found: Account, fates: Fates) -> tuple[ModuleRow, ...]:
+def module_rows(profile: Profile, found: Account) -> tuple[ModuleRow, ...]:
     """One row for each module of the profile, in its order."""
-    decided = _decided(profile.modules, fates)
     on_device = profile.device is not None
     return tuple(
-        _row(module, accounted, profile.step_us, on_device, fate)
-        for module, accounted, fate in zip(profile.modules, found.modules, decided, strict=True)
+        _row(module, accounted, profile.step_us, on_device)
+        for module, accounted in zip(profile.modules, found.modules, strict=True)
     )
 
 
@@ -64,7 +87,6 @@ def _row(
     accounted: ModuleAccount,
     step_us: float | NotMeasured,
     on_device: bool,
-    fate: tuple[Fate, str],
 ) -> ModuleRow:
     def timed(us: float) -> float | NotMeasured:
         return step_us if isinstance(step_us, NotMeasured) else round(us, 3)
@@ -90,8 +112,6 @@ def _row(
         roofline_us=round(accounted.roofline_us, 3),
         bound=accounted.bound,
         split=_rounded(accounted.split),
-        fate=fate[0],
-        why=fate[1],
     )
 
 
@@ -100,13 +120,3 @@ def _rounded(split: Split | NotMeasured) -> Split | NotMeasured:
     if isinstance(split, NotMeasured):
         return split
     return Split(**{part: round(getattr(split, part), 3) for part in PARTS})
-
-
-def _decided(modules: Sequence[Module], fates: Fates) -> list[tuple[Fate, str]]:
-    """By module: as told, or "part" inside a welded one."""
-    found: list[tuple[Fate, str]] = [("", "")] * len(modules)
-    for i in reversed(deepest_first([module.parent for module in modules])):
-        parent = modules[i].parent
-        inside = parent >= 0 and found[parent][0] in ("welded", "part")
-        found[i] = fates.get(modules[i].path, ("part" if inside else "", ""))
-    return found

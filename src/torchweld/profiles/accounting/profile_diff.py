@@ -21,6 +21,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Positive
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
+from torchweld.profiles.accounting.aligned_paths import below_prefix, common_prefixes
 from torchweld.profiles.accounting.memory_traffic import round_trips_of
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.accounting.time_account import Account, account
@@ -111,7 +112,8 @@ def diff(a: Profile, b: Profile) -> Diff:
     for name, profile in (("a", a), ("b", b)):
         check_kind("diff", name, profile, Profile, "tw.profile and tw.read_trace return one")
     sides = _Side(a), _Side(b)
-    _unwrap(*sides)
+    prefixes = common_prefixes(*((side.normal, side.normal_ran) for side in sides))
+    sides[0].prefix, sides[1].prefix = prefixes
     shared = sides[0].ran & sides[1].ran | {""}
     amounts = [side.amounts(shared) for side in sides]
     on_device = a.device is not None and b.device is not None
@@ -257,41 +259,22 @@ class _Side:
 
     @property
     def paths(self) -> list[str]:
-        """One for every module; what stands outside the prefix counts as the model itself."""
-        if not self.prefix:
-            return self.normal
-        start = f"{self.prefix}."
-        kept = ("optimizer",)
+        """One for every module."""
+        return [below_prefix(path, self.prefix) for path in self.normal]
+
+    @cached_property
+    def normal_ran(self) -> list[str]:
+        """Normal paths of modules that did anything."""
+        modules = zip(self.normal, self.profile.modules, self.account.modules, strict=True)
         return [
-            path[len(start) :] if path.startswith(start) else path if path in kept else ""
-            for path in self.normal
+            path
+            for path, module, found in modules
+            if module.calls or found.launches or module.total_us > 0
         ]
 
     @property
     def ran(self) -> set[str]:
-        """Paths of modules that did anything."""
-        return {
-            path
-            for path, module, found in zip(
-                self.paths, self.profile.modules, self.account.modules, strict=True
-            )
-            if module.calls or found.launches or module.total_us > 0
-        }
-
-    def prefixes(self) -> list[str]:
-        """Places at which the model proper may begin: below wrappers of a single child."""
-        found, inner = [""], ""
-        while True:
-            start = f"{inner}." if inner else ""
-            below = {
-                start + path[len(start) :].partition(".")[0]
-                for path in self.normal
-                if path.startswith(start) and path != inner and path != "optimizer"
-            }
-            if len(below) != 1:
-                return found
-            (inner,) = below
-            found.append(inner)
+        return {below_prefix(path, self.prefix) for path in self.normal_ran}
 
     def kinds(self) -> dict[str, str]:
         """Path -> class; of a wrapper and what it wraps, at one path, that of the latter."""
@@ -363,20 +346,6 @@ class _Side:
             launches = 0 if kernel.op >= 0 else 1
             found[at] += Amount(launches=launches, device_us=kernel.duration_us)
         return found
-
-
-def _unwrap(a: _Side, b: _Side) -> None:
-    """Finds the prefixes under which the two models have most in common."""
-    best, chosen = 0, ("", "")
-    for one in a.prefixes():
-        for two in b.prefixes():
-            if one and two:
-                continue  # a wrapper on both sides is part of the model
-            a.prefix, b.prefix = one, two
-            common = len((a.ran & b.ran) - {""})
-            if common > best:
-                best, chosen = common, (one, two)
-    a.prefix, b.prefix = chosen
 
 
 # ---- layers that changed alike ----
