@@ -22,6 +22,7 @@ from torchweld.pages.page_building import joined_pages
 from torchweld.pages.page_html import html_of
 from torchweld.pages.page_records import Page
 from torchweld.pages.page_server import PageServer
+from torchweld.pages.plan_view import fates_of
 from torchweld.pages.redaction import redacted
 
 FILE = click.Path(path_type=Path, dir_okay=True)
@@ -87,8 +88,14 @@ def report(
         out = (Path(runs[0]).parent if is_file(runs[0]) else Path()) / NAME
     check_page_name("--out", out)
     check_targets({"--out": out}, force)
-    page = joined_pages([page_of_run(run, history_file) for run in runs])
-    page = _with_more(page, plan_file, bench_file, history_file if _all_files(runs) else None)
+    planned = [plan_file_page(plan_file)] if plan_file is not None else []
+    fates = fates_of(row for one in planned for row in one.blocks)
+    found = joined_pages([page_of_run(run, history_file, fates) for run in runs])
+    benched = [bench_file_page(bench_file)] if bench_file is not None else []
+    # A kept run has its history on the page anyway.
+    wanted = history_file is not None and all(is_file(run) for run in runs)
+    kept = [kept_history(history_file)] if wanted and history_file is not None else []
+    page = joined_pages([found, *planned, *benched, *kept])
     page = replace(page, title=title or page.title, command=page.command or typed_command())
     if redact:
         page = redacted(page)
@@ -101,22 +108,6 @@ def report(
     if port is not None:
         _serve(page, port)
     return 0
-
-
-def _all_files(runs: tuple[str, ...]) -> bool:
-    """A kept run has its history on the page anyway."""
-    return all(is_file(run) for run in runs)
-
-
-def _with_more(
-    page: Page, plan_file: Path | None, bench_file: Path | None, history_file: Path | None
-) -> Page:
-    more = [
-        *([plan_file_page(plan_file)] if plan_file is not None else []),
-        *([bench_file_page(bench_file)] if bench_file is not None else []),
-        *([kept_history(history_file)] if history_file is not None else []),
-    ]
-    return joined_pages([page, *more]) if more else page
 
 
 def _port(given: str | None) -> int | None:

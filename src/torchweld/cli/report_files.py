@@ -17,6 +17,7 @@ from torchweld.history.run_lookup import find_run
 from torchweld.pages.page_building import bench_page, history_page, plan_page, profile_page
 from torchweld.pages.page_reading import read_page
 from torchweld.pages.page_records import Page
+from torchweld.pages.profile_view import Fates
 from torchweld.pages.run_view import run_page
 from torchweld.plans.plan import Plan
 
@@ -35,12 +36,12 @@ def is_file(run: str) -> bool:
         return False
 
 
-def page_of_run(run: str, history: Path | None) -> Page:
-    """What RUN names."""
-    return page_of_file(Path(run)) if is_file(run) else _kept_page(run, history)
+def page_of_run(run: str, history: Path | None, fates: Fates) -> Page:
+    """What RUN names. `fates`: of modules, by the plan that is shown too."""
+    return page_of_file(Path(run), fates) if is_file(run) else _kept_page(run, history)
 
 
-def page_of_file(path: Path) -> Page:
+def page_of_file(path: Path, fates: Fates) -> Page:
     start = file_start(path, EXPECTED, b"{[<")
     if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<") or b'"torchweld_report"' in start:
         return read_page(path)
@@ -51,7 +52,7 @@ def page_of_file(path: Path) -> Page:
     for mark, what in ((b'"torchweld_diff"', "diff"), (b'"torchweld.comparison"', "comparison")):
         if mark in start:
             raise TorchweldError(f"{clean(str(path))} is a saved {what}; {EXPECTED}")
-    return profile_page([load_recorded(path)])
+    return profile_page([load_recorded(path)], fates)
 
 
 def plan_file_page(path: Path) -> Page:

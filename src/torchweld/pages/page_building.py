@@ -71,10 +71,12 @@ def page_of(
 
     The verdict is that of the first there is: gate, plan, profiles, bench, runs.
     """
+    planned = [plan_page(plan)] if plan is not None else []
+    fates = fates_of(row for page in planned for row in page.blocks)
     parts = [
         *([gate_page(gate)] if gate is not None else []),
-        *([plan_page(plan)] if plan is not None else []),
-        *([profile_page(profiles)] if profiles else []),
+        *planned,
+        *([profile_page(profiles, fates)] if profiles else []),
         *([bench_page(bench)] if bench is not None else []),
         *([history_page(runs, gate)] if runs or gate is not None else []),
     ]
@@ -92,19 +94,20 @@ def page_of(
 # ---- parts ----
 
 
-def profile_page(profiles: Sequence[Profile]) -> Page:
-    """Of one profile, or of two: before and after."""
+def profile_page(profiles: Sequence[Profile], fates: Fates | None = None) -> Page:
+    """Of one profile, or of two: before and after. `fates`: of modules, if a plan tells."""
     if len(profiles) == 1:
         (one,) = profiles
         return Page(
             title=one.about.what,
             verdict=verdict(one, account(one)).plain,
-            sides=(side_of(one),),
+            sides=(side_of(one, fates=fates),),
             environment=of_about(one.about),
         )
     before, after = profiles
     devices = [one.device.name if one.device is not None else "none" for one in profiles]
-    return _compared(side_of(before, BEFORE), side_of(after, AFTER), devices)
+    sides = side_of(before, BEFORE, fates=fates), side_of(after, AFTER, fates=fates)
+    return _compared(*sides, devices)
 
 
 def plan_page(made: Plan | PlanWithRounds) -> Page:
@@ -179,11 +182,14 @@ def joined_pages(pages: Sequence[Page]) -> Page:
         base = _compared(before, after)
         pages = [base, *pages]
     blocks = _once(row for page in pages for row in page.blocks)
+    sides = tuple(with_fates(side, fates_of(blocks)) for side in base.sides)
+    known = sides == base.sides or len(sides) != 2
     return replace(
         base,
         title=next((page.title for page in pages if page.title), ""),
         verdict=next((page.verdict for page in pages if page.verdict), ""),
-        sides=tuple(with_fates(side, fates_of(blocks)) for side in base.sides),
+        sides=sides,
+        diff=base.diff if known else diff_of(*sides),
         blocks=blocks,
         curves=_once(one for page in pages for one in page.curves),
         maps=_once(one for page in pages for one in page.maps),

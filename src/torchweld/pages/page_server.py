@@ -65,5 +65,5 @@ class _Answer(BaseHTTPRequestHandler):
         if with_body:
             self.wfile.write(self.server.body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name in the base)
         """Nothing: only the command line prints."""

@@ -165,8 +165,9 @@ def _texts(value: Any) -> Iterator[tuple[str, str]]:
         for item in value:
             yield from _texts(item)
     elif is_dataclass(value) and not isinstance(value, NotMeasured):
+        kind: Any = type(value)
         for one in fields(value):
-            held, rule = getattr(value, one.name), rule_of(type(value), one.name)
+            held, rule = getattr(value, one.name), rule_of(kind, one.name)
             if rule is None:
                 yield from _texts(held)
             else:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from torch import nn
 
+from torchweld.core.html_shown import ShownAsPage
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Bounds, Count, Length, Measured, Positive, Ratio, Word
@@ -275,7 +276,7 @@ class Whole(Judged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(SavedRecord):
+class Plan(ShownAsPage, SavedRecord):
     """See the module's docstring."""
 
     FORMAT = RecordFormat(

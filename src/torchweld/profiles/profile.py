@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from torchweld.core.html_shown import ShownAsPage
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Count, Index, Length, Measured
 from torchweld.core.record_format import RecordFormat
@@ -348,7 +349,7 @@ def _without_faults(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(SavedRecord):
+class Profile(ShownAsPage, SavedRecord):
     """See the module's docstring. Shares are shares of `step_us`.
 
     If it is `NotMeasured`, the times of ops and modules are as recorded and say nothing about the

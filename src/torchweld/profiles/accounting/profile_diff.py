@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchweld.core.argument_checks import check_kind
+from torchweld.core.html_shown import ShownInNotebooks
 from torchweld.core.module_paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Positive
@@ -77,7 +78,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff(SavedRecord):
+class Diff(ShownInNotebooks, SavedRecord):
     """Two profiles side by side. All amounts are for one step.
 
     `changes` holds every module that did anything, what changed most first; together they are the
