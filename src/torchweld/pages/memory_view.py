@@ -5,8 +5,10 @@ In: a `Profile`. Out: a `MemoryView`.
 
 from __future__ import annotations
 
+from torchweld.core.not_measured import NotMeasured
 from torchweld.pages.page_records import AliveBytes, MemoryView
-from torchweld.profiles.profile import Allocation, Profile
+from torchweld.pages.timeline_view import on_timeline
+from torchweld.profiles.profile import Allocation, MemoryCourse, Profile
 from torchweld.report.flame_stacks import op_name
 
 
@@ -15,14 +17,23 @@ def memory_of(profile: Profile) -> MemoryView | None:
     memory = profile.memory
     if memory is None:
         return None
+    at_us, sizes = _course(profile, memory.course)
     return MemoryView(
         peak_bytes=memory.peak_bytes,
         allocations=memory.allocations,
         allocated_bytes=memory.allocated_bytes,
-        at_us=(),
-        bytes=(),
+        at_us=at_us,
+        bytes=sizes,
         at_peak=_together(profile, memory.at_peak),
     )
+
+
+def _course(profile: Profile, course: MemoryCourse) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """On the axis of the timeline. It begins without any memory of the step."""
+    if not course.at_us or isinstance(profile.step_us, NotMeasured):
+        return (), ()
+    at_us = on_timeline(profile, course.at_us)
+    return (0.0, *(round(max(us, 0.0), 3) for us in at_us)), (0, *course.bytes)
 
 
 def _together(profile: Profile, alive: tuple[Allocation, ...]) -> tuple[AliveBytes, ...]:

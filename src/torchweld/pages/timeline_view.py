@@ -6,9 +6,11 @@ module. Starts and ends are whole nanoseconds, so what touches still does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.safe_text import clean
@@ -84,6 +86,24 @@ def origin_of(profile: Profile) -> float:
         starts += [kernel.start_us for kernel in profile.device.kernels]
         starts += [call.start_us for call in profile.device.calls]
     return min(starts, default=0.0) if profile.timing is None and min(starts, default=0) < 0 else 0
+
+
+def on_timeline(profile: Profile, times_us: Sequence[float]) -> list[float]:
+    """Times on the axis of `Op.start_us` as times on the timeline.
+
+    In a live step they move with the ops of the first thread, whose times are laid out anew.
+    """
+    if profile.timing is None or not profile.ops:
+        origin_us = origin_of(profile)
+        return [us - origin_us for us in times_us]
+    knots = [(0.0, 0.0), (profile.timing.raw_us, profile.timing.corrected_us)]
+    for op, span in zip(profile.ops, spans(profile), strict=True):
+        if op.thread == profile.ops[0].thread:
+            knots.append((op.start_us, span.start_us))
+            knots.append((op.start_us + op.raw_us, span.end_us))
+    given, wanted = np.array(sorted(knots)).T
+    found: list[float] = np.interp(times_us, given, np.maximum.accumulate(wanted)).tolist()
+    return found
 
 
 def _timeline(profile: Profile, found: Bars, shown: Bars, end_ns: int) -> Timeline:
