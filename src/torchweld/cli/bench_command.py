@@ -48,8 +48,8 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.safe_text import clean_lines
 from torchweld.core.typed_names import known
-from torchweld.machine.machine_load import busy_cores
 from torchweld.history.kept_runs import Run
+from torchweld.machine.machine_load import busy_cores
 from torchweld.pages.page_building import page_of
 from torchweld.plans.plan import Plan
 from torchweld.report.bench_text import bench_head, bench_sections, note_lines
