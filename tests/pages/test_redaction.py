@@ -46,8 +46,8 @@ class Marked:
         if origin in (Union, types.UnionType):
             if NotMeasured in inside and where.endswith(("speedup", "step_us")):
                 return NotMeasured(self.marker(f"{where}, why"))
-            kinds = [one for one in inside if one not in (NotMeasured, types.NoneType)]
-            return self.made(kinds[0], where)
+            kind = next(one for one in inside if one not in (NotMeasured, types.NoneType))
+            return self.made(kind, where)
         if origin is tuple:
             kinds = inside[:1] if inside[-1] is Ellipsis else inside
             return tuple(self.made(one, where) for one in kinds)

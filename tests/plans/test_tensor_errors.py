@@ -14,7 +14,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.plans import kernel_choice
 from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.kernel_choice import tuning_of
-from torchweld.plans.plan import Plan, TensorError, Trial
+from torchweld.plans.plan import Plan, TensorError, Trial, Tuning
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.planner import plan, plan_with_rounds
 from torchweld.welds.finding.find import find
@@ -79,7 +79,7 @@ def test_the_whole_model_has_errors_too_and_rounds_if_they_are_asked_for(
 ) -> None:
     fresh = kernel_choice.choose
 
-    def choose(rows: int, trials: list[Trial], over: str = "") -> kernel_choice.Tuning:
+    def choose(rows: int, trials: list[Trial], over: str = "") -> Tuning:
         found = fresh(rows, trials, over)
         good = next(one.choice for one in trials if one.verified)
         return found if found.chosen is not None else replace(found, chosen=good)

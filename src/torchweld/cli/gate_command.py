@@ -152,9 +152,11 @@ def gate_verb(
             progress=progress,
         )
     try:
-        runs = _kept_runs(asked, found, save, {"tolerance": tolerance, "seconds": seconds})
-        if report_file is not None:
-            _write_report(report_file, found, baseline, runs)
+        if save is not None or report_file is not None:
+            settings = {"tolerance": tolerance, "seconds": seconds}
+            runs = _kept_runs(asked, found, save, settings)
+            if report_file is not None:
+                _write_report(report_file, found, baseline, runs)
     finally:  # the verdict is told even if it cannot be kept
         if json_wanted:
             click.echo(json_text({**outcome_data(found), "load": load}, "outcome"))
