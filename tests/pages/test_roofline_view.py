@@ -92,7 +92,8 @@ def test_blocks_have_points_of_the_same_name_before_and_after() -> None:
 @pytest.mark.usefixtures("brief_profiles")
 @pytest.mark.parametrize("training", [False, True])
 def test_blocks_of_a_welded_model_have_points_on_both_sides(training: bool) -> None:
-    config = GptConfig(vocab=256, context=16, width=128, layers=2, heads=2, tokens=8)
+    # Weight gradients from 256 KB on may come from a pool, and are not seen to be made.
+    config = GptConfig(vocab=256, context=16, width=96, layers=2, heads=2, tokens=8)
     model, inputs = MODELS["gpt"].build(config=config)
     before = take(model, inputs, training=training, steps=2)
     model = apply(model, plan(model, inputs, force=True, training=training))
