@@ -12,9 +12,14 @@ from tests.support.made_traces import TRACES
 from tests.support.measured import measured
 
 from torchweld.core.not_measured import NotMeasured
+from torchweld.models import MODELS
+from torchweld.models.gpt import GptConfig
 from torchweld.pages.page_records import PageSide, RoofPoint
 from torchweld.pages.profile_view import side_of, with_fates
+from torchweld.pages.welded_modules import welded_modules
+from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.time_account import account, roofline
+from torchweld.profiles.recording.live_profile import profile as take
 from torchweld.profiles.recording.trace_profile import read_trace
 
 WELDED: dict[str, Any] = {f"layers.{i}.mlp": ("welded", "cpu packed") for i in range(4)}
@@ -82,6 +87,32 @@ def test_blocks_have_points_of_the_same_name_before_and_after() -> None:
         assert (point.flops, point.calls) == (rows[path].flops, rows[path].calls)
         assert point.flops > 0
         assert point.time_us > blocks_in(after)[path].time_us
+
+
+@pytest.mark.usefixtures("brief_profiles")
+@pytest.mark.parametrize("training", [False, True])
+def test_blocks_of_a_welded_model_have_points_on_both_sides(training: bool) -> None:
+    # Weight gradients from 256 KB on may come from a pool, and are not seen to be made.
+    config = GptConfig(vocab=256, context=16, width=96, layers=2, heads=2, tokens=8)
+    model, inputs = MODELS["gpt"].build(config=config)
+    before = take(model, inputs, training=training, steps=2)
+    model = apply(model, plan(model, inputs, force=True, training=training))
+    after = side_of(take(model, inputs, training=training, steps=2))
+    welded = {after.modules[i].path for i in welded_modules(after)}
+    assert {"layers.0.mlp", "layers.1.mlp", "layers.0.attention.qkv", "head"} <= welded
+    told: dict[str, Any] = dict.fromkeys(welded, ("welded", "cpu"))
+    sides = side_of(before, fates=told), after
+    originals, fused = ({row.path: row for row in side.modules} for side in sides)
+    for path in welded:
+        assert fused[path].calls == originals[path].calls == 1
+        # Of a packed block, biases and padding count as products, and activations do not.
+        assert fused[path].flops == pytest.approx(originals[path].flops, rel=0.03)
+        assert fused[path].moved_bytes > 0
+    for side, rows in zip(sides, (originals, fused), strict=True):
+        # The correction may leave nothing of a module as small as these.
+        timed = {path for path in welded if measured(rows[path].split).total_us >= 0.001}
+        assert timed <= set(blocks_in(side)) <= welded
+        assert timed
 
 
 def test_a_module_that_runs_an_op_of_ours_is_a_block_without_being_told() -> None:

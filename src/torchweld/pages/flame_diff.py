@@ -26,7 +26,7 @@ _BEFORE, _AFTER = 0, 1
 
 
 @dataclass(kw_only=True, slots=True)
-class Joint:
+class JointFrame:
     """A frame of either side, or of both. Times are its own, µs, before and after."""
 
     name: str
@@ -34,8 +34,8 @@ class Joint:
     path: str  # of the module it is or belongs to
     us: list[float] = field(default_factory=lambda: [0.0, 0.0])
     seen: list[bool] = field(default_factory=lambda: [False, False])
-    inside: list[Joint] = field(default_factory=list)
-    places: dict[tuple[int, str], Joint] = field(default_factory=dict)  # not of modules
+    inside: list[JointFrame] = field(default_factory=list)
+    places: dict[tuple[int, str], JointFrame] = field(default_factory=dict)  # not of modules
 
 
 def diff_of(before: PageSide, after: PageSide) -> FlameDiff | None:
@@ -97,19 +97,21 @@ def _welded(sides: tuple[PageSide, PageSide], paths: tuple[list[str], list[str]]
 
 def _joined(
     flames: tuple[Flame, Flame], paths: tuple[list[str], list[str]], steps: Sequence[int]
-) -> Joint:
+) -> JointFrame:
     # The model is called as it is afterwards.
-    top = Joint(name=flames[_AFTER].names[flames[_AFTER].name[0]], kind=_MODULE, path=_MODEL)
+    top = JointFrame(name=flames[_AFTER].names[flames[_AFTER].name[0]], kind=_MODULE, path=_MODEL)
     modules = {_MODEL: top}
     for which, flame in enumerate(flames):
         _add(which, flame, paths[which], steps[which], modules)
     return top
 
 
-def _add(which: int, flame: Flame, paths: list[str], steps: int, modules: dict[str, Joint]) -> None:
+def _add(
+    which: int, flame: Flame, paths: list[str], steps: int, modules: dict[str, JointFrame]
+) -> None:
     """Adds the frames of one side."""
     top = modules[_MODEL]
-    found: list[Joint] = []
+    found: list[JointFrame] = []
     columns = zip(flame.name, flame.kind, flame.parent, flame.module, flame.own_us, strict=True)
     for name, kind, parent, module, own_us in columns:
         around = found[parent] if parent >= 0 else top
@@ -124,21 +126,21 @@ def _add(which: int, flame: Flame, paths: list[str], steps: int, modules: dict[s
         found.append(joint)
 
 
-def _module(modules: dict[str, Joint], path: str, name: str, around: Joint) -> Joint:
+def _module(modules: dict[str, JointFrame], path: str, name: str, around: JointFrame) -> JointFrame:
     """The frame of the module at `path`. A wrapper has the path of what it wraps."""
     joint = modules.get(path)
     if joint is None:
-        joint = modules[path] = Joint(name=name, kind=_MODULE, path=path)
+        joint = modules[path] = JointFrame(name=name, kind=_MODULE, path=path)
         around.inside.append(joint)
     elif path != _MODEL:
         joint.name = name  # its class may be another afterwards
     return joint
 
 
-def _place(around: Joint, kind: int, name: str) -> Joint:
+def _place(around: JointFrame, kind: int, name: str) -> JointFrame:
     joint = around.places.get((kind, name))
     if joint is None:
-        joint = around.places[kind, name] = Joint(name=name, kind=kind, path=around.path)
+        joint = around.places[kind, name] = JointFrame(name=name, kind=kind, path=around.path)
         around.inside.append(joint)
     return joint
 
@@ -146,7 +148,7 @@ def _place(around: Joint, kind: int, name: str) -> Joint:
 # ---- columns ----
 
 
-def _columns(top: Joint, welded: set[str]) -> FlameDiff:
+def _columns(top: JointFrame, welded: set[str]) -> FlameDiff:
     frames = list(_walk(top))
     parents = [parent for _, parent in frames]
     for frame, parent in reversed(frames[1:]):
@@ -169,7 +171,7 @@ def _columns(top: Joint, welded: set[str]) -> FlameDiff:
     )
 
 
-def _walk(top: Joint) -> Iterator[tuple[Joint, int]]:
+def _walk(top: JointFrame) -> Iterator[tuple[JointFrame, int]]:
     """Every frame with the number of the frame around it, depth first."""
     pending, count = [(top, -1)], 0
     while pending:
@@ -187,7 +189,7 @@ def _inclusive(own_us: Sequence[float], parents: Sequence[int]) -> tuple[float, 
     return tuple(ns / 1e3 for ns in found)
 
 
-def _state(frame: Joint, welded: set[str]) -> State:
+def _state(frame: JointFrame, welded: set[str]) -> State:
     if not all(frame.seen):
         return "gone" if frame.seen[_BEFORE] else "new"
     return "welded" if frame.kind == _MODULE and frame.path in welded else "both"

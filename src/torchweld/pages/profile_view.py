@@ -21,6 +21,7 @@ from torchweld.profiles.accounting.time_account import Account, account
 from torchweld.profiles.accounting.time_splits import PARTS, ModuleAccount, Split
 from torchweld.profiles.profile import Module, Profile, deepest_first
 from torchweld.profiles.step_faults import StepFaults
+from torchweld.profiles.traces.trace_events import without_garbage_collection
 
 Fates = Mapping[str, tuple[Fate, str]]
 
@@ -32,9 +33,15 @@ def side_of(
     fates: Fates | None = None,
 ) -> PageSide:
     """`findings` are diagnosed unless given; `fates` says by path what became of a module, why."""
+    # A large trace has a million small objects here, and none of them in cycles.
+    with without_garbage_collection():
+        return with_fates(_side(profile, name, findings), fates or {})
+
+
+def _side(profile: Profile, name: str, findings: Sequence[Finding] | None) -> PageSide:
     found = account(profile)
     faults = profile.faults
-    side = PageSide(
+    return PageSide(
         name=name,
         about=profile.about,
         step_us=profile.step_us,
@@ -51,7 +58,6 @@ def side_of(
         faults_per_step=faults.per_step if isinstance(faults, StepFaults) else faults,
         notices=(*profile.notices, *found.notices),
     )
-    return with_fates(side, fates or {})
 
 
 def with_fates(side: PageSide, fates: Fates) -> PageSide:

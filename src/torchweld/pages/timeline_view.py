@@ -28,8 +28,8 @@ from torchweld.report.trace_timeline import (
     thread_names,
 )
 
-# A span takes some 27 bytes of the page, so all of them take 5 MB at most.
-MOST_SPANS = 180_000
+# A span takes 26 to 31 bytes of the page, so two sides with as many stay below 13 MB.
+MOST_SPANS = 200_000
 # Of the whole time: neighbours within it become one span where there are too many. A screen shows
 # 2,000 of these, so that only a closer look than 50-fold sees the difference.
 FIRST_RESOLUTION = 1e-5
@@ -108,8 +108,9 @@ def on_timeline(profile: Profile, times_us: Sequence[float]) -> list[float]:
 
 def _timeline(profile: Profile, found: Bars, shown: Bars, end_ns: int) -> Timeline:
     numbers: dict[str, int] = {}
+    threads = thread_names(profile)
     lanes = tuple(
-        _lane(_row_name(row, profile), row, shown[row], len(found[row]), numbers)
+        _lane(_row_name(row, threads), row, shown[row], len(found[row]), numbers)
         for row in sorted(shown, key=lambda row: (row.device, row.number))
     )
     return Timeline(end_us=end_ns / 1e3, names=tuple(numbers), lanes=lanes, note=_note(profile))
@@ -128,10 +129,10 @@ def _lane(name: str, row: Row, bars: list[Bar], count: int, numbers: dict[str, i
     )
 
 
-def _row_name(row: Row, profile: Profile) -> str:
+def _row_name(row: Row, threads: Mapping[int, str]) -> str:
     if row.device >= 0:
         return f"device {row.device}, stream {row.number}"
-    return thread_names(profile).get(row.number, f"thread {row.number}")
+    return threads.get(row.number, f"thread {row.number}")
 
 
 def _note(profile: Profile) -> str:
