@@ -64,7 +64,7 @@ class Flame:
     own_us: tuple[float, ...]
     kind: tuple[Count, ...]  # index into FRAME_KINDS
     calls: tuple[Count, ...]  # ops and kernels that are this frame; 0 where that means nothing
-    module: tuple[Index, ...]  # index into Side.modules
+    module: tuple[Index, ...]  # index into PageSide.modules
     merged: Count = 0  # frames too small to see that were added to "smaller ones", time kept
 
 
@@ -150,7 +150,7 @@ class MemoryView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class PageSide:
     """One profile, as far as it is shown."""
 
     name: str  # "before", "after", or "" for the only one
@@ -283,7 +283,7 @@ class Page(SavedRecord):
 
     title: str
     verdict: str
-    sides: tuple[Side, ...] = ()  # one, or before and after
+    sides: tuple[PageSide, ...] = ()  # one, or before and after
     diff: FlameDiff | None = None
     not_comparable: tuple[str, ...] = ()  # why times of before and after cannot be compared
     blocks: tuple[BlockRow, ...] = ()
