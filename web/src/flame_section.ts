@@ -3,7 +3,7 @@
 import { html } from "./dom";
 import { BANDS, diffFrames, flameFrames } from "./flame_frames";
 import { FlameView } from "./flame_view";
-import { FRAME_KINDS, type Flame, type FlameDiff, type Page, type Side } from "./page_data";
+import { FRAME_KINDS, type Flame, type FlameDiff, type Page, type PageSide } from "./page_data";
 import { count, duration } from "./number_text";
 import { figureOf, type Section, type Table } from "./plot";
 import { tabs, type Tab } from "./tabs";
@@ -42,7 +42,7 @@ function capital(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-function flameTab(id: string, name: string, side: Side, flame: Flame): Tab {
+function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
   const make = () => {
     const frames = flameFrames(flame, side.modules);
     const view = new FlameView(frames, `Flame graph, ${name}`);

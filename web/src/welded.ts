@@ -1,6 +1,7 @@
 /** What was welded, seen: the model as a map, and the module tree as a table. */
 
 import { html, type Child } from "./dom";
+import { modelMap } from "./model_map";
 import { ModuleTable } from "./module_table";
 import { moduleTree } from "./module_tree";
 import { interval, ratio, reason } from "./number_text";
@@ -16,7 +17,11 @@ export function weldedSection(page: Page): Section | null {
   if (tree !== null) {
     const timed = sides.every((side) => !isMissing(side.step_us));
     const table = new ModuleTable(tree, timed);
-    content.push(html("h3", {}, "Modules"), table.element);
+    content.push(
+      modelMap(sides, (path) => table.reveal(path)),
+      html("h3", {}, "Modules"),
+      table.element,
+    );
   }
   if (blocks.length > 0) content.push(...blockTable(blocks));
   const fates = new Set(sides.at(-1)?.modules.map((row) => row.fate ?? ""));
