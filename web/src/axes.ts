@@ -64,9 +64,15 @@ export function logTicks(low: number, high: number): number[] {
 
 /** A number on an axis: no more digits than it needs. */
 export function tickText(value: number): string {
+  if (Number.isInteger(value) && value < 1e4) return String(value).replace("-", "−");
   if (value >= 1e6) return `${Number((value / 1e6).toPrecision(3))}M`;
   if (value >= 1e4) return `${Number((value / 1e3).toPrecision(3))}k`;
   return String(Number(value.toPrecision(3))).replace("-", "−");
+}
+
+/** A time or a size on an axis: "2 ms", not "2.00 ms". */
+export function shortened(text: string): string {
+  return text.replace(/\.0+(?= )/, "").replace(/(\.\d*?)0+(?= )/, "$1");
 }
 
 export function blank(width: number, height: number, label: string): SVGSVGElement {

@@ -4,8 +4,9 @@ import { scaleLog } from "d3-scale";
 import { area as bandShape, line } from "d3-shape";
 
 import { blank, bottomAxis, tickText, type Area } from "./axes";
-import { drawnToFit, html, svg, type Child } from "./dom";
+import { drawnToFit, html, offstage, svg, type Child } from "./dom";
 import { legendOf } from "./flame_section";
+import { fitted } from "./flame_view";
 import { count, interval, ratio, reason } from "./number_text";
 import { finite, type CrossoverMap, type CurvePlot, type MapCell, type Page } from "./page_data";
 import { figureOf, type Section, type Table } from "./plot";
@@ -58,7 +59,7 @@ function crossover(map: CrossoverMap, number: number): HTMLElement {
     unit: "the fastest, and ours over the best other",
     body: [html("div", region, table)],
     table: () => mapTable(map),
-    drawing: () => null,
+    drawing: () => drawMap(map),
   });
 }
 
@@ -70,6 +71,32 @@ function heatCell(cell: MapCell | undefined): HTMLElement {
     html("strong", {}, ratio(cell.speedup)),
     cell.best !== "" && html("span", {}, cell.best),
   );
+}
+
+/** The map as a drawing, for slides; the page itself has it as a table. */
+function drawMap(map: CrossoverMap): SVGSVGElement {
+  const [left, cell, height] = [230, 104, 42];
+  const width = left + map.columns.length * cell;
+  const drawing = blank(width, (map.rows.length + 1) * height, map.title);
+  const text = (x: number, y: number, words: string, style = "middle") =>
+    svg("text", { x, y, class: style }, words);
+  map.columns.forEach((name, c) =>
+    drawing.append(text(left + (c + 0.5) * cell, 26, name, "middle muted")),
+  );
+  map.rows.forEach((name, r) =>
+    drawing.append(text(0, (r + 1) * height + 25, fitted(name, left - 10), "strong")),
+  );
+  for (const one of map.cells) {
+    const x = left + one.column * cell;
+    const y = (one.row + 1) * height;
+    const middle = x + cell / 2;
+    drawing.append(
+      svg("rect", { x, y, width: cell - 1, height: height - 1, class: heatClass(one) }),
+      text(middle, y + 18, ratio(one.speedup), "middle strong"),
+      text(middle, y + 33, one.best),
+    );
+  }
+  return offstage(drawing);
 }
 
 function mapTable(map: CrossoverMap): Table {
@@ -134,7 +161,8 @@ function curvesOf(plot: CurvePlot, number: number): HTMLElement {
 
 function draw(plot: CurvePlot, width: number): SVGSVGElement {
   const height = 250;
-  const area: Area = { left: 46, top: 28, width: width - 46 - 14, height: height - 28 - 42 };
+  const right = width > 420 ? 92 : 14;
+  const area: Area = { left: 46, top: 28, width: width - 46 - right, height: height - 28 - 42 };
   const points = plot.curves.flatMap((curve) => curve.points);
   const rows = [...new Set(points.map((point) => point.x))].sort((a, b) => a - b);
   const first = Math.max(1, rows[0]);
@@ -147,6 +175,7 @@ function draw(plot: CurvePlot, width: number): SVGSVGElement {
     bottomAxis(area, { place: x, ticks: rows, text: tickText, title: "rows" }, 34),
     ...speedFrame(area, y),
     ...plot.curves.flatMap((_, i) => curveLines(plot, i, x, y)),
+    ...(right > 14 ? curveNames(plot, area.left + area.width + 2, right, y) : []),
   );
   return drawing;
 }
@@ -181,6 +210,29 @@ function curveLines(
     svg("path", { class: `course ${style}${DASHES[number % 3]}`, d: course(points) ?? "" }),
     ...dots,
   ];
+}
+
+/** Names at the ends of the curves, pushed apart where they would touch. */
+function curveNames(
+  plot: CurvePlot,
+  x: number,
+  room: number,
+  y: (value: number) => number,
+): Element[] {
+  const ends = plot.curves.flatMap((curve, i) => {
+    const last = curve.points
+      .map((point) => finite(point.speedup))
+      .filter((one) => one !== null)
+      .at(-1);
+    return last === undefined ? [] : [{ name: curve.name, i, y: y(last) + 4 }];
+  });
+  ends.sort((a, b) => a.y - b.y);
+  ends.forEach((end, i) => {
+    if (i > 0) end.y = Math.max(end.y, ends[i - 1].y + 14);
+  });
+  return ends.map((end) =>
+    svg("text", { x, y: end.y, class: `curve-name curve-${end.i % 5}` }, fitted(end.name, room)),
+  );
 }
 
 /** Lines differ in their dashes as well. */

@@ -93,7 +93,7 @@ function diffTab(diff: FlameDiff, doubts: string[]): Tab {
     const box = html("input", { type: "checkbox", id: "flame-vanished" });
     const toggle = html("label", { class: "check" }, box, html("span", {}, "Show what vanished"));
     const view = new FlameView(diffFrames(diff, false), "Flame graph of the change", [toggle]);
-    const unit = html("span", { class: "unit" }, "width: time after");
+    const unit = html("span", {}, "width: time after");
     box.addEventListener("change", () => {
       view.show(diffFrames(diff, box.checked));
       unit.textContent = box.checked ? "width: time before" : "width: time after";
@@ -132,7 +132,8 @@ function diffTab(diff: FlameDiff, doubts: string[]): Tab {
       figureOf({
         id: "flame-diff-plot",
         title: `Before ${duration(diff.before_us[0])} → after ${duration(diff.after_us[0])}`,
-        body: [unit, legend, view.element],
+        unit,
+        body: [legend, view.element],
         table,
         drawing: () => view.drawing(),
       }),

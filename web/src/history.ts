@@ -67,7 +67,7 @@ function gateLegend(): HTMLElement {
     entry("●", "", "measured"),
     entry("▲", "good", "gate passed"),
     entry("✕", "bad", "gate did not pass"),
-    entry("–", "", "not measured"),
+    entry("◌", "", "not measured"),
   );
 }
 
@@ -127,7 +127,7 @@ function mark(
   );
   const speed = finite(point.speedup);
   if (speed === null) {
-    group.append(svg("text", { x, y: bottom - 8, class: "middle muted" }, "–"));
+    group.append(svg("circle", { cx: x, cy: bottom, r: 4.5, class: "unmeasured" }));
     return group;
   }
   const limits = ends(point.interval);

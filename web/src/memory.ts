@@ -3,7 +3,7 @@
 import { scaleLinear } from "d3-scale";
 import { curveStepAfter, line } from "d3-shape";
 
-import { blank, bottomAxis, leftAxis, type Area } from "./axes";
+import { blank, bottomAxis, leftAxis, shortened, type Area } from "./axes";
 import { drawnToFit, html, svg, type Child } from "./dom";
 import { bytes, count, duration } from "./number_text";
 import type { MemoryView, Page } from "./page_data";
@@ -76,10 +76,20 @@ function draw(courses: Course[], width: number): SVGSVGElement {
   drawing.append(
     bottomAxis(
       area,
-      { place: x, ticks: x.ticks(8), text: duration, title: "time in the step" },
+      {
+        place: x,
+        ticks: x.ticks(8),
+        text: (us) => shortened(duration(us)),
+        title: "time in the step",
+      },
       70,
     ),
-    leftAxis(area, { place: y, ticks: y.ticks(5), text: bytes, title: "bytes" }),
+    leftAxis(area, {
+      place: y,
+      ticks: y.ticks(5),
+      text: (size) => shortened(bytes(size)),
+      title: "bytes",
+    }),
   );
   for (const course of courses) drawing.append(...courseLines(course, x, y, area));
   return drawing;
@@ -107,7 +117,11 @@ function courseLines(
     svg("circle", { class: `peak ${side}`, cx: at, cy: top, r: 4.5 }),
     svg(
       "text",
-      { x: right ? at - 9 : at + 9, y: top - 6, class: right ? "end strong" : "strong" },
+      {
+        x: right ? at - 9 : at + 9,
+        y: top - 6,
+        class: right ? "end strong haloed" : "strong haloed",
+      },
       text,
     ),
   ];

@@ -112,7 +112,8 @@ function treeOf(rows: ModuleRow[], measure: Measure): Place {
       tops.push(places[i]);
       return;
     }
-    places[row.parent].inside.push(places[i]);
+    // Parts of a welded block take no time of their own, so the block is one place.
+    if (value(row) > 0) places[row.parent].inside.push(places[i]);
     places[row.parent].own -= value(row);
   });
   for (const place of places) {

@@ -54,7 +54,7 @@ export function rooflineSection(page: Page): Section | null {
       html(
         "p",
         { class: "lead" },
-        "Nothing can stand above the roof. Below its slanted part an op waits for memory, below its flat part it computes; the further below, the more time it loses.",
+        "The roofs are the peaks that were measured on this machine. Below a slanted one an op waits for memory, below the flat one it computes; the further below, the more time it loses.",
       ),
       figure,
     ],
@@ -212,7 +212,9 @@ function roofLines(
     found.push(svg("path", { class: "roof", d: `M${x(from)} ${y(roof.gflops)}H${x(most)}` }));
     const text = `${roof.name} ${figure(roof.gflops)} GFLOP/s`;
     const right = area.left + area.width - 4;
-    found.push(svg("text", { x: right, y: y(roof.gflops) - 6, class: "end roof-name" }, text));
+    found.push(
+      svg("text", { x: right, y: y(roof.gflops) - 6, class: "end roof-name haloed" }, text),
+    );
   }
   for (const roof of slanted) {
     const from = Math.max(least, lowest / roof.gbps);
@@ -231,7 +233,7 @@ function roofLines(
     found.push(
       svg(
         "text",
-        { transform: turn, class: "roof-name" },
+        { transform: turn, class: "roof-name haloed" },
         `${roof.name} ${figure(roof.gbps)} GB/s`,
       ),
     );
@@ -283,7 +285,7 @@ function dotLabels(
     if (text.length < 4 || !free) continue;
     taken.push([left, end, at]);
     named.add(dot.point.name);
-    found.push(svg("text", { x: left, y: at, class: "dot-name" }, text));
+    found.push(svg("text", { x: left, y: at, class: "dot-name haloed" }, text));
   }
   return found;
 }

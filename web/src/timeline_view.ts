@@ -1,7 +1,7 @@
 /** The timeline: lanes of spans on a canvas, to zoom and to pan. What is under a pixel is merged. */
 
 import { blank, bottomAxis, tickText } from "./axes";
-import { button, html, svg } from "./dom";
+import { button, html, offstage, svg } from "./dom";
 import { fitted } from "./flame_view";
 import { duration } from "./number_text";
 import type { ModuleRow, Timeline } from "./page_data";
@@ -47,7 +47,8 @@ export class TimelineView {
     this.to = timeline.end_us;
     this.rows = spanRows(timeline);
     this.height = this.layOut();
-    this.tones = timeline.names.map(toneOf);
+    const parts = new Set(modules.flatMap((row) => [row.path, row.kind, ...row.path.split(".")]));
+    this.tones = timeline.names.map((name) => (parts.has(name) ? "tone-module" : toneOf(name)));
     this.canvas = html("canvas", {
       tabindex: 0,
       role: "application",
@@ -92,10 +93,7 @@ export class TimelineView {
       const text = box.width > 30 ? fitted(box.name, box.width - 8) : "";
       if (text !== "") drawing.append(svg("text", { x: x + 4, y: y + 11, class: "on-tone" }, text));
     }
-    // Computed styles are known only of what is in the page.
-    this.holder.append(drawing);
-    requestAnimationFrame(() => drawing.remove());
-    return drawing;
+    return offstage(drawing);
   }
 
   private layOut(): number {
@@ -424,6 +422,7 @@ function coloursIn(holder: HTMLElement): Record<string, string> {
   const names: [string, string][] = [
     ...Array.from({ length: TONES }, (_, i): [string, string] => [`tone-${i}`, `--tone-${i}`]),
     ["tone-welded", "--tone-welded"],
+    ["tone-module", "--tone-module"],
     ["tone-merged", "--tone-merged"],
     ["on-tone", "--on-frame"],
     ["grid", "--line"],

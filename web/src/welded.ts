@@ -6,7 +6,7 @@ import { ModuleTable } from "./module_table";
 import { moduleTree } from "./module_tree";
 import { interval, ratio, reason } from "./number_text";
 import { isMissing, type BlockRow, type Page } from "./page_data";
-import { foldedTable, type Section, type Table } from "./plot";
+import { scrollingTable, type Section, type Table } from "./plot";
 
 export function weldedSection(page: Page): Section | null {
   const sides = page.sides ?? [];
@@ -35,7 +35,7 @@ export function weldedSection(page: Page): Section | null {
 }
 
 function blockTable(blocks: BlockRow[]): Child[] {
-  const table = (): Table => ({
+  const table: Table = {
     columns: ["block", "what", "outcome", "served by", "speed over eager", "interval", "why"].map(
       (name) => ({ name }),
     ),
@@ -48,6 +48,6 @@ function blockTable(blocks: BlockRow[]): Child[] {
       interval(block.interval),
       block.reason || reason(block.speedup),
     ]),
-  });
-  return [foldedTable("blocks", table)];
+  };
+  return [html("h3", {}, "Blocks that were found"), scrollingTable("Blocks", table)];
 }
