@@ -86,7 +86,7 @@ def test_the_script_reads_what_the_records_say() -> None:
         for name, body in re.findall(r"export interface (\w+) \{(.*?)\n\}", text, re.DOTALL)
     }
     records = records_of(Page, {})
-    assert {"Side", "Flame", "Strip", Split.__name__, Finding.__name__, About.__name__} <= set(
+    assert {"PageSide", "Flame", "Strip", Split.__name__, Finding.__name__, About.__name__} <= set(
         records
     )
     assert set(said) - {"NotMeasured"} == set(records)

@@ -35,7 +35,7 @@ from torchweld.pages.page_records import (
     Page,
     Roof,
     RoofPoint,
-    Side,
+    PageSide,
     Strip,
     Timeline,
 )
@@ -425,11 +425,11 @@ def findings_of(step_us: float) -> tuple[Finding, ...]:
     )
 
 
-def made_side(name: str, welded: bool, device: bool) -> Side:
+def made_side(name: str, welded: bool, device: bool) -> PageSide:
     eager, tree = made_tree(False), made_tree(welded)
     modules = rows_of(eager, tree, welded)
     flame = flame_of(tree, modules)
-    return Side(
+    return PageSide(
         name=name,
         about=About(
             source="live",
@@ -474,11 +474,7 @@ def curve_of(name: str, top: float, random: Random) -> Curve:
                 x=rows,
                 speedup=BUSY if missing else speed,
                 interval=None if missing else (speed * 0.96, speed * 1.05),
-                verdict="not measured"
-                if missing
-                else "faster"
-                if speed > 1.05
-                else "no difference",
+                verdict="not measured" if missing else verdict,
             )
         )
     return Curve(name=name, points=tuple(points))
@@ -660,7 +656,7 @@ def unmeasured_page() -> Page:
         title="GPT",
         verdict=f"Not measured: {BUSY.reason}.",
         sides=(
-            Side(
+            PageSide(
                 name="",
                 about=side.about,
                 step_us=BUSY,

@@ -63,6 +63,14 @@ export function drawnToFit(holder: HTMLElement, draw: (width: number) => Element
   return redraw;
 }
 
+/** In the page, so that its styles are known, but out of sight; gone with the next frame. */
+export function offstage(drawing: SVGSVGElement): SVGSVGElement {
+  drawing.classList.add("offstage");
+  document.body.append(drawing);
+  requestAnimationFrame(() => drawing.remove());
+  return drawing;
+}
+
 /** One of several: radio buttons in a row. */
 export function choice(
   label: string,

@@ -3,7 +3,7 @@
 import { html } from "./dom";
 import { BANDS, diffFrames, flameFrames } from "./flame_frames";
 import { FlameView } from "./flame_view";
-import { FRAME_KINDS, type Flame, type FlameDiff, type Page, type Side } from "./page_data";
+import { FRAME_KINDS, type Flame, type FlameDiff, type Page, type PageSide } from "./page_data";
 import { count, duration } from "./number_text";
 import { figureOf, type Section, type Table } from "./plot";
 import { tabs, type Tab } from "./tabs";
@@ -42,7 +42,7 @@ function capital(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-function flameTab(id: string, name: string, side: Side, flame: Flame): Tab {
+function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
   const make = () => {
     const frames = flameFrames(flame, side.modules);
     const view = new FlameView(frames, `Flame graph, ${name}`);
@@ -93,7 +93,7 @@ function diffTab(diff: FlameDiff, doubts: string[]): Tab {
     const box = html("input", { type: "checkbox", id: "flame-vanished" });
     const toggle = html("label", { class: "check" }, box, html("span", {}, "Show what vanished"));
     const view = new FlameView(diffFrames(diff, false), "Flame graph of the change", [toggle]);
-    const unit = html("span", { class: "unit" }, "width: time after");
+    const unit = html("span", {}, "width: time after");
     box.addEventListener("change", () => {
       view.show(diffFrames(diff, box.checked));
       unit.textContent = box.checked ? "width: time before" : "width: time after";
@@ -132,7 +132,8 @@ function diffTab(diff: FlameDiff, doubts: string[]): Tab {
       figureOf({
         id: "flame-diff-plot",
         title: `Before ${duration(diff.before_us[0])} → after ${duration(diff.after_us[0])}`,
-        body: [unit, legend, view.element],
+        unit,
+        body: [legend, view.element],
         table,
         drawing: () => view.drawing(),
       }),

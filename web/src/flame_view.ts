@@ -1,6 +1,6 @@
 /** A flame as a drawing to walk through: zoom, search, keys. The root is at the top. */
 
-import { button, drawnToFit, html, svg } from "./dom";
+import { button, drawnToFit, freshId, html, svg } from "./dom";
 import { search, type Frames, type Matches } from "./flame_frames";
 import { count, duration, share } from "./number_text";
 import { hideTooltip, showTooltip } from "./tooltip";
@@ -19,6 +19,8 @@ export class FlameView {
   private matches: Matches | null = null;
   private drawn: number[] = [];
   private scale = 1;
+  /** Of its own: a pattern in a view that is hidden draws nothing in another. */
+  private readonly hatch = freshId("gone");
   private readonly holder = html("div", { class: "flame-drawing" });
   private readonly crumbs = html("ol", { class: "crumbs", "aria-label": "Zoomed into" });
   private readonly said = html("p", { class: "flame-said", role: "status" });
@@ -105,7 +107,10 @@ export class FlameView {
       deepest = Math.max(deepest, frames.depth[i]);
       const style = this.styleOf(i, !inside && i !== root);
       parts.push(this.frame(i, x, w, style));
-      const text = w >= LEAST_LABEL ? fitted(frames.labelOf(i), w - 10) : "";
+      const text =
+        w >= LEAST_LABEL
+          ? fitted(frames.labelOf(i), (w - 10) * (style.includes("strong") ? 0.86 : 0.96))
+          : "";
       const y = (frames.depth[i] + 0.5) * ROW;
       if (text !== "") labels.push(svg("text", { x: x + 5, y, class: style }, text));
     }
@@ -114,7 +119,7 @@ export class FlameView {
     return svg(
       "svg",
       { width, height, role: "tree", "aria-label": this.label },
-      hatching("flame-gone", "hatch-gone"),
+      hatching(this.hatch, "hatch-gone"),
       ...parts,
       // Apart from the frames, whose names for screen readers are not cut.
       svg("g", { class: "labels", "aria-hidden": "true" }, ...labels),
@@ -124,8 +129,9 @@ export class FlameView {
   private styleOf(i: number, above: boolean): string {
     const { frames, matches } = this;
     const seen = matches === null ? "" : matches.frames[i] === 1 ? " match" : " dim";
-    const welded = frames.classOf(i).includes("welded") ? " strong" : "";
-    return `${seen}${welded}${above ? " above" : ""}`;
+    const kind = frames.classOf(i);
+    const more = kind.includes("welded") ? " strong" : kind === "state-new" ? " on-new" : "";
+    return `${seen}${more}${above ? " above" : ""}`;
   }
 
   private frame(i: number, x: number, w: number, style: string): SVGGElement {
@@ -150,7 +156,7 @@ export class FlameView {
     };
     group.append(svg("rect", box));
     if (frames.classOf(i) === "state-gone") {
-      group.append(svg("rect", { ...box, class: "over", fill: "url(#flame-gone)" }));
+      group.append(svg("rect", { ...box, class: "over", fill: `url(#${this.hatch})` }));
     }
     return group;
   }

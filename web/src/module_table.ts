@@ -80,6 +80,7 @@ export class ModuleTable {
       : [["time", "time in all calls of a step", true]];
     return [
       ["module", "", false],
+      ["fate", "what became of it, and why", false],
       ...time,
       ["share", "of the step", true],
       ["forward", "time in forward", true],
@@ -87,8 +88,7 @@ export class ModuleTable {
       ["calls", "forward calls per step", true],
       ["ops", "ops that do work, per step", true],
       ["largest waste", "as a share of the step", false],
-      ["of roofline", "the least time its work could take, over the time it took", true],
-      ["fate", "what became of it, and why", false],
+      ["roofline", "the least time its work could take, over the time it took", true],
     ];
   }
 
@@ -105,6 +105,7 @@ export class ModuleTable {
     const calls = sum(rows, (row) => row.calls);
     const none = calls === 0 && now === 0;
     return [
+      html("td", { class: "fate" }, ...fateOf(node)),
       ...times.map((text) => number(text)),
       html("td", { class: "number share" }, this.timed ? bar(now, whole) : null, share(now, whole)),
       number(none ? "–" : time(sum(rows, (row) => row.forward_us))),
@@ -113,7 +114,6 @@ export class ModuleTable {
       number(count(sum(rows, (row) => row.launches))),
       html("td", {}, this.waste(node, whole)),
       number(this.timed && now > 0 && roofline <= now ? share(roofline, now) : "–"),
-      html("td", { class: "fate" }, ...fateOf(node)),
     ];
   }
 
@@ -303,11 +303,11 @@ function number(text: string): HTMLElement {
 }
 
 function bar(part: number, whole: number): Element {
-  const width = whole > 0 ? Math.max(0, Math.min(1, part / whole)) * 40 : 0;
+  const width = whole > 0 ? Math.max(0, Math.min(1, part / whole)) * 32 : 0;
   return svg(
     "svg",
-    { width: 40, height: 8, class: "share-bar", "aria-hidden": "true" },
-    svg("rect", { width: 40, height: 8, class: "track" }),
+    { width: 32, height: 8, class: "share-bar", "aria-hidden": "true" },
+    svg("rect", { width: 32, height: 8, class: "track" }),
     svg("rect", { width, height: 8, class: "fill" }),
   );
 }

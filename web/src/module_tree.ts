@@ -1,7 +1,7 @@
 /** The modules as a tree, with equal siblings in a row as one line, as `print(model)` shows them. */
 
 import { totalOf } from "./account";
-import { isMissing, type Fate, type ModuleRow, type Side, type Split } from "./page_data";
+import { isMissing, type Fate, type ModuleRow, type PageSide, type Split } from "./page_data";
 
 export interface TreeNode {
   name: string;
@@ -16,7 +16,7 @@ export interface TreeNode {
 }
 
 /** Of the last side; times of the first beside it where there are two. */
-export function moduleTree(sides: Side[]): TreeNode | null {
+export function moduleTree(sides: PageSide[]): TreeNode | null {
   const now = sides[sides.length - 1];
   if (now === undefined || now.modules.length === 0) return null;
   const before = new Map(sides.length > 1 ? sides[0].modules.map((row) => [row.path, row]) : []);

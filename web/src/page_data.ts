@@ -146,7 +146,7 @@ export interface MemoryView {
   at_peak: AliveBytes[];
 }
 
-export interface Side {
+export interface PageSide {
   name: string;
   about: About;
   step_us: number | NotMeasured;
@@ -243,7 +243,7 @@ export interface Strip {
 export interface Page {
   title: string;
   verdict: string;
-  sides?: Side[];
+  sides?: PageSide[];
   diff?: FlameDiff | null;
   not_comparable?: string[];
   blocks?: BlockRow[];

@@ -19,7 +19,7 @@ const MOST_ROWS = 400;
 export interface Plot {
   id: string;
   title: string;
-  unit?: string;
+  unit?: string | HTMLElement;
   body: Child[];
   table: () => Table;
   /** The drawing as it is now; null where nothing is drawn. */

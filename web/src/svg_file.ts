@@ -13,6 +13,7 @@ const KEPT = [
   "font-style",
   "text-anchor",
   "dominant-baseline",
+  "paint-order",
 ];
 const FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 

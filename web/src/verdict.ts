@@ -5,7 +5,7 @@ import { drawnToFit, html, svg } from "./dom";
 import { fitted } from "./flame_view";
 import { hatching } from "./hatching";
 import { change, count, duration, measured, ratio, reason, share } from "./number_text";
-import { isMissing, type Page, type Side, type Split } from "./page_data";
+import { isMissing, type Page, type PageSide, type Split } from "./page_data";
 import { figureOf, type Table } from "./plot";
 
 const BAR = 46;
@@ -13,7 +13,7 @@ const HEAD = 22;
 const BELOW = 14;
 
 interface Bar {
-  side: Side;
+  side: PageSide;
   parts: number[];
   total: number;
 }
@@ -42,7 +42,7 @@ export function fillVerdict(section: Element, page: Page): void {
   }
 }
 
-function keyFigures(sides: Side[], doubts: string[]): HTMLElement {
+function keyFigures(sides: PageSide[], doubts: string[]): HTMLElement {
   const list = html("dl", { class: "figures" });
   const add = (name: string, value: string, more = "") => {
     list.append(

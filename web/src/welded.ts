@@ -1,11 +1,12 @@
 /** What was welded, seen: the model as a map, and the module tree as a table. */
 
 import { html, type Child } from "./dom";
+import { modelMap } from "./model_map";
 import { ModuleTable } from "./module_table";
 import { moduleTree } from "./module_tree";
 import { interval, ratio, reason } from "./number_text";
 import { isMissing, type BlockRow, type Page } from "./page_data";
-import { foldedTable, type Section, type Table } from "./plot";
+import { scrollingTable, type Section, type Table } from "./plot";
 
 export function weldedSection(page: Page): Section | null {
   const sides = page.sides ?? [];
@@ -16,7 +17,11 @@ export function weldedSection(page: Page): Section | null {
   if (tree !== null) {
     const timed = sides.every((side) => !isMissing(side.step_us));
     const table = new ModuleTable(tree, timed);
-    content.push(html("h3", {}, "Modules"), table.element);
+    content.push(
+      modelMap(sides, (path) => table.reveal(path)),
+      html("h3", {}, "Modules"),
+      table.element,
+    );
   }
   if (blocks.length > 0) content.push(...blockTable(blocks));
   const fates = new Set(sides.at(-1)?.modules.map((row) => row.fate ?? ""));
@@ -30,7 +35,7 @@ export function weldedSection(page: Page): Section | null {
 }
 
 function blockTable(blocks: BlockRow[]): Child[] {
-  const table = (): Table => ({
+  const table: Table = {
     columns: ["block", "what", "outcome", "served by", "speed over eager", "interval", "why"].map(
       (name) => ({ name }),
     ),
@@ -43,6 +48,6 @@ function blockTable(blocks: BlockRow[]): Child[] {
       interval(block.interval),
       block.reason || reason(block.speedup),
     ]),
-  });
-  return [foldedTable("blocks", table)];
+  };
+  return [html("h3", {}, "Blocks that were found"), scrollingTable("Blocks", table)];
 }
