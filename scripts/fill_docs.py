@@ -2,7 +2,7 @@
 """Fills the walk-through with what the examples print, and says where it has drifted from them.
 
     python scripts/fill_docs.py            runs the examples; rewrites all blocks if one has drifted
-    python scripts/fill_docs.py --all      rewrites in any case, so that all times are of one machine
+    python scripts/fill_docs.py --all      rewrites in any case: then all times are of one machine
     python scripts/fill_docs.py --check    changes nothing; exit code 1 if a block has drifted
 
 A block stands under a comment that names its source:
@@ -72,8 +72,8 @@ def filled(page: str, texts: Mapping[str, str]) -> str:
     """The page with the text of every block replaced; texts by the block's name."""
 
     def block(match: re.Match[str]) -> str:
-        text = texts[f"{match['path']}, {match['part']}"]
-        return match[0].replace(f"\n{match['text']}```", f"\n{text}```")
+        begin, end = (place - match.start() for place in match.span("text"))
+        return match[0][:begin] + texts[f"{match['path']}, {match['part']}"] + match[0][end:]
 
     return BLOCK.sub(block, page)
 
