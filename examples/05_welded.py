@@ -30,7 +30,7 @@ def main() -> None:
 
     look.heading("The numbers")
     check = tw.verify(eager, model, x)
-    print(f"as exact as eager: {check.ok} ~ {check}")
+    print(f"within the numerical rule: {check.ok} ~ {check}")
 
     if chosen.seconds:
         look.heading("The speed")

@@ -42,7 +42,7 @@ def main() -> None:
 
         for name, one in (("eager", eager), ("welded", welded)):
             profile = tw.profile(one, words, training=training)
-            if not training:
+            if not training:  # once is enough to read
                 look.heading(f"The account, {doing}, {name}")
                 look.account(profile)
             look.heading(f"The flame graph, {doing}, {name}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NAMES, BAR = 42, 32  # characters for names, and for the bar of a whole step
 PARTS = ("arithmetic", "traffic", "launch", "round trip", "host", "slow", "unexplained")
+UNKNOWN = "~ the rest is known after `torchweld info --measure`"
 APART = ("ops", "metadata", "allocations")  # a sum, and what launches nothing
 
 
@@ -32,7 +33,7 @@ def options(about: str) -> argparse.Namespace:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=found, help="cpu or cuda; here %(default)s by default")
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="how long to compare speeds; 0: do not"
+        "--seconds", type=float, default=4.0, help="how long to compare speeds; 0: do not"
     )
     torch.manual_seed(0)
     return parser.parse_args()
@@ -79,16 +80,15 @@ def account(profile: tw.Profile) -> None:
     found = tw.account(profile)
     whole = found.modules[0]
     print(f"{_many(whole.launches, 'kernel')}, {whole.flops / 1e6:.2f} MFLOP")
-    print(f"{whole.moved_bytes / 1e3:.0f} kB read and written", end="")
-    print(f", {whole.round_trip_bytes / 1e3:.0f} kB of it in round trips")
+    trips = f"{whole.round_trip_bytes / 1e3:.0f} kB of it in round trips"
+    known = whole.roofline_us > 0  # how fast the machine could be
+    print(f"{whole.moved_bytes / 1e3:.0f} kB read and written,", trips if known else UNKNOWN)
     step = found.step
     whole_us = 0.0 if isinstance(step, tw.NotMeasured) else step.total_us
     print(_row("step", whole_us, whole_us))
     for part in PARTS:
         us = getattr(step, f"{part.replace(' ', '_')}_us", 0.0)
         print(_row(f"  {part}", us, whole_us))
-    if profile.peaks is None:
-        print("~ `torchweld info --measure` lets the account tell arithmetic from waste")
 
 
 @dataclass
@@ -169,8 +169,9 @@ def _row(name: str, us: float, whole_us: float, left_us: float = 0.0) -> str:
     """A time, its share of the whole, and a bar that begins where others end."""
     if not whole_us:
         return f"{name:<{NAMES}} ~ not measured"
-    bar = " " * round(BAR * left_us / whole_us) + "▇" * max(0, round(BAR * us / whole_us))
-    return f"{name:<{NAMES}} ~{us:8.1f} µs {us / whole_us:5.0%}  {bar}".rstrip()
+    share = round(us / whole_us, 2) + 0.0  # which is never written as -0
+    bar = " " * round(BAR * left_us / whole_us) + "▇" * max(0, round(BAR * share))
+    return f"{name:<{NAMES}} ~{round(us, 1) + 0.0:8.1f} µs {share:5.0%}  {bar}".rstrip()
 
 
 def machine(profile: tw.Profile) -> None:
