@@ -40,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links between pages of docs work as they are; those that leave docs/ are led to repository/."""
+    """Links within docs/ work as they are; those that leave it are led to repository/."""
     del config, files
     name, uri = repository_name(page.file.src_uri), page.file.src_uri
     here = posixpath.dirname(uri)
