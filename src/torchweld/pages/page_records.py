@@ -21,6 +21,7 @@ from torchweld.findings.finding import Finding
 from torchweld.profiles.accounting.time_splits import Split
 from torchweld.profiles.profile import About
 from torchweld.report.flame_stacks import FRAME_KINDS as FRAME_KINDS
+from torchweld.report.flame_stacks import FrameKind as FrameKind
 
 # What became of a module. "part": it lies inside a welded block. "": nothing to weld.
 Fate = Literal["welded", "part", "left", "not measured", ""]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from torchweld.core.html_shown import ShownAsPage
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Count, Index, Length, Measured
 from torchweld.core.record_format import RecordFormat
@@ -367,11 +368,12 @@ def _without_course(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(SavedRecord):
-    """See the module's docstring. Shares are shares of `step_us`.
+class Profile(ShownAsPage, SavedRecord):
+    """One step of a model, op by op and module by module. Shares are shares of `step_us`.
 
-    If it is `NotMeasured`, the times of ops and modules are as recorded and say nothing about the
-    model. Counts (ops, calls, shapes, bytes) hold nevertheless.
+    `tw.profile`, `tw.profiling` and `tw.read_trace` make profiles. If `step_us` is
+    `NotMeasured`, the times of ops and modules are as recorded and say nothing about the model.
+    Counts (ops, calls, shapes, bytes) hold nevertheless.
     """
 
     FORMAT = RecordFormat(

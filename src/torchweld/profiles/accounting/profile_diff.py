@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchweld.core.argument_checks import check_kind
+from torchweld.core.html_shown import ShownInNotebooks
 from torchweld.core.module_paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Positive
@@ -77,7 +78,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff(SavedRecord):
+class Diff(ShownInNotebooks, SavedRecord):
     """Two profiles side by side. All amounts are for one step.
 
     `changes` holds every module that did anything, what changed most first; together they are the
@@ -191,11 +192,22 @@ def _weight(change: Change, timed: bool, on_device: bool) -> tuple[float, ...]:
 
 def not_comparable(a: Profile, b: Profile) -> tuple[str, ...]:
     """Reasons why a difference in time would not be the model's."""
-    one, two = a.about, b.about
+    devices = [p.device.name if p.device is not None else "none" for p in (a, b)]
+    return why_not_comparable((a.about, b.about), (a.step_us, b.step_us), devices)
+
+
+def why_not_comparable(
+    abouts: tuple[About, About],
+    steps_us: tuple[float | NotMeasured, float | NotMeasured],
+    devices: Sequence[str] = ("none", "none"),
+    names: tuple[str, str] = ("a", "b"),
+) -> tuple[str, ...]:
+    """The same for what is known of two profiles: where they come from, and their steps."""
+    one, two = abouts
     found = [
-        f"{name} was {profile.step_us}"
-        for name, profile in (("a", a), ("b", b))
-        if isinstance(profile.step_us, NotMeasured)
+        f"{name} was {step_us}"
+        for name, step_us in zip(names, steps_us, strict=True)
+        if isinstance(step_us, NotMeasured)
     ]
     if one.source != two.source:
         found.append(f"one is a {one.source} profile, the other a {two.source}")
@@ -207,7 +219,7 @@ def not_comparable(a: Profile, b: Profile) -> tuple[str, ...]:
         ("CPU", one.cpu, two.cpu),
         ("threads", str(one.threads), str(two.threads)),
         ("torch", one.torch, two.torch),
-        ("device", *(p.device.name if p.device is not None else "none" for p in (a, b))),
+        ("device", *devices),
     ):
         if before != after:
             found.append(f"{what}: {before or 'unknown'} against {after or 'unknown'}")
