@@ -1,5 +1,6 @@
 # make demo    everything a fresh machine needs, then the main job on a built-in transformer
 # make test    everything a fresh machine needs, then the test suite
+# make docs    everything a fresh machine needs, then the documentation as a site in build/site
 #
 # Needs Python (>= 3.10), a C++ compiler and make. What is there already is reused; what a changed
 # file makes stale is built again. TORCH=2.14.1 works in an environment of its own.
@@ -24,8 +25,8 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all test-isas test-clang cross-tools coverage lint format bench-peers bench-training bench-models \
-  model-coverage clean
+.PHONY: setup demo docs test test-all test-isas test-clang cross-tools coverage web lint format bench-peers bench-training \
+  bench-models model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
 QUIETLY := @scripts/quietly
@@ -56,6 +57,11 @@ demo: setup
 	@$(BIN)/torchweld fuse; code=$$?; echo; \
 	  echo "Next, a model of your own: make() in my/model.py returns it, with inputs to call it with."; \
 	  echo "  $(BIN)/torchweld fuse my/model.py:make"; exit $$code
+
+# Opens from disk: build/site/index.html. Any warning is an error: a broken link, a page that no list has.
+# The variable silences an advertisement of the theme's.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: setup $(VENV)/.minilm
 	@$(BIN)/python -m pytest -q
@@ -109,11 +115,24 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules/.installed && \
+	  cd web && npm run --silent check; \
+	  else echo "npm is not there: web/ is not checked"; fi
+
+# The script and the style of the report page, built into the package. Users have no node, so what
+# it gives is committed; a test builds it again and compares.
+web: web/node_modules/.installed
+	cd web && npm run --silent build
+
+web/node_modules/.installed: web/package.json web/package-lock.json
+	$(QUIETLY) "installing what builds the page" npm ci --prefix web
+	@touch $@
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_SOURCES)
+	@if test -d web/node_modules; then cd web && npm run --silent format; fi
 
 $(VENV)/.peers: $(VENV)/.built
 	$(QUIETLY) "installing the runtimes to compare with" \
