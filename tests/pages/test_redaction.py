@@ -53,6 +53,8 @@ class Marked:
             return tuple(self.made(one, where) for one in kinds)
         if is_dataclass(hint) and isinstance(hint, type):
             return self.record(hint)
+        if where.endswith(".parent"):
+            return -1  # the first of a tree
         return {int: 0, float: 1.0, bool: False}[hint]
 
     def record(self, kind: type) -> Any:
