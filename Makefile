@@ -59,9 +59,9 @@ demo: setup
 	  echo "  $(BIN)/torchweld fuse my/model.py:make"; exit $$code
 
 # Opens from disk: build/site/index.html. Any warning is an error: a broken link, a page that no list has.
-# The variable silences an advertisement of the theme's.
+# Not with --quiet, which hides warnings from --strict. The variable silences a note of the theme's.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(QUIETLY) "building the site in build/site" env NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: setup $(VENV)/.minilm
 	@$(BIN)/python -m pytest -q

@@ -109,7 +109,7 @@ def code_spans_of(page: str) -> list[tuple[int, str]]:
 
 def links_of(page: str, text: str | None = None) -> list[PageLink]:
     """Links to other files and anchors of the repository; not those to other hosts."""
-    text = _prose(read_page(page) if text is None else text)
+    text = prose_of(read_page(page) if text is None else text)
     return [
         link_to(page, match["target"], text.count("\n", 0, match.start()) + 1)
         for match in _LINK.finditer(text)
@@ -126,7 +126,7 @@ def link_to(page: str, target: str, line: int = 0) -> PageLink:
 
 def relinked(page: str, text: str, rewrite: dict[str, str]) -> str:
     """`text` with the targets of its links replaced; code is left alone."""
-    prose = _prose(text)
+    prose = prose_of(text)
     parts, end = [], 0
     for match in _LINK.finditer(prose):
         new = rewrite.get(match["target"])
@@ -154,7 +154,7 @@ def anchors_of(text: str) -> set[str]:
     return found
 
 
-def _prose(text: str) -> str:
+def prose_of(text: str) -> str:
     """`text` with code and comments blanked out; every character keeps its place."""
     return _blanked(_blanked(_blanked(text, _FENCE), _COMMENT), _CODE_SPAN)
 

@@ -16,8 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
-from doc_pages import INDEX, ROOT, headings_of, link_to, links_of, read_page, relinked
+sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs loads this file by its path
+from scripts.doc_pages import INDEX, ROOT, headings_of, link_to, links_of, read_page, relinked
 
 sys.path.pop(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -81,6 +82,17 @@ def test_blocks_say_their_language_and_marks_are_known() -> None:
         assert fence.mark("not run") is None or len(fence.mark("not run") or "") > 10, (
             f"{fence.place}: say why it is not run"
         )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lists_and_tables_begin_where_the_site_sees_them(page: str) -> None:
+    """After an empty line, and not indented by less than four: code hosts are more lenient."""
+    lines = doc_pages.prose_of(read_page(page)).splitlines()
+    for number, (before, line) in enumerate(pairwise(lines), 2):
+        starts = re.match(r"- |\| ", line)
+        follows = re.match(r" *(- |\d+\. |\||#)|  |$", before)
+        assert not starts or follows, f"{page}:{number}"
+        assert not re.match(r" {1,3}\|", line), f"{page}:{number}"
 
 
 def test_every_fence_is_seen() -> None:
