@@ -55,6 +55,21 @@ def test_a_script_says_what_can_be_chosen() -> None:
     assert "--device" in done.stdout
 
 
+@pytest.mark.usefixtures("brief_profiles")
+def test_a_script_writes_a_page_and_replaces_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, page = fill_docs.EXAMPLES / SCRIPTS[0], tmp_path / "page.html"
+    fill_docs.output_of(script, "--report", str(page))
+    written = page.read_text(encoding="utf-8")
+    assert written.lower().startswith("<!doctype html>")
+    assert "aten::mm" in written
+    with pytest.raises(SystemExit):
+        fill_docs.output_of(script, "--report", str(page))
+    assert "is there already" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == written
+
+
 # ---- the comparison itself ----
 
 SAID = """\
