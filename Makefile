@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo docs test test-all test-isas test-clang cross-tools coverage lint format bench-peers bench-training \
+.PHONY: setup demo docs test test-all test-isas test-clang cross-tools coverage web lint format bench-peers bench-training \
   bench-models model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
@@ -115,11 +115,24 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules/.installed && \
+	  cd web && npm run --silent check; \
+	  else echo "npm is not there: web/ is not checked"; fi
+
+# The script and the style of the report page, built into the package. Users have no node, so what
+# it gives is committed; a test builds it again and compares.
+web: web/node_modules/.installed
+	cd web && npm run --silent build
+
+web/node_modules/.installed: web/package.json web/package-lock.json
+	$(QUIETLY) "installing what builds the page" npm ci --prefix web
+	@touch $@
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_SOURCES)
+	@if test -d web/node_modules; then cd web && npm run --silent format; fi
 
 $(VENV)/.peers: $(VENV)/.built
 	$(QUIETLY) "installing the runtimes to compare with" \

@@ -13,7 +13,7 @@ from tests.support.made_profiles import make_peaks
 from torchweld import ops
 from torchweld.machine import measured_peaks
 from torchweld.profiles.recording import live_profile, profile_building
-from torchweld.profiles.recording.core_waiting import CoreWaiting
+from torchweld.timing.core_waiting import CoreWaiting
 
 # The suite draws the same samples at every run. HYPOTHESIS_PROFILE=explore draws new ones, ten
 # times as many, and keeps what it finds in .hypothesis.

@@ -8,7 +8,8 @@
 //                 gradient of the pre-activations before it while the tile is in L1; and the weight
 //                 gradients of the stage after it
 //   last          the gradient of x, and the weight gradients that are left
-// Nothing is computed that no needed gradient depends on. No sum is split between threads.
+// Nothing is computed that no needed gradient depends on. No sum is split between the threads of a
+// pass; backward_by_rows.h has passes over parts of the rows.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -27,6 +28,11 @@ using torchweld::LayerGradient;
 using torchweld::ProductGradient;
 using torchweld::Run;
 
+// How far apart the first and the last element of a weight gradient lie.
+inline size_t extent_of(const Layer& l, const ProductGradient& g) {
+  return size_t((l.N - 1) * g.stride_n + (l.K - 1) * g.stride_k + 1);
+}
+
 template <class T>
 class BackwardPass {
   using C = compute_t<T>;
@@ -35,7 +41,14 @@ class BackwardPass {
 
  public:
   explicit BackwardPass(const BackwardCall& call)
-      : call_(call), stages_(call.group ? 1 : call.count), K_(call.layers[0].K) {
+      : BackwardPass(call, {0, call.M}, call.gradients, call.threads) {}
+  // Of these rows alone: their gradients of x, and their part of the other gradients.
+  BackwardPass(const BackwardCall& call, Range rows, const LayerGradient* gradients, int threads)
+      : call_(call),
+        rows_(rows),
+        gradients_(gradients),
+        stages_(call.group ? 1 : call.count),
+        K_(call.layers[0].K) {
     double weights = 0;
     lowest_ = call.grad_x ? 0 : stages_;
     for (int i = 0; i < call.count; ++i) {
@@ -43,9 +56,8 @@ class BackwardPass {
       weights += double(l.K) * double(l.N) * (l.gated ? 2 : 1);
       if (needs_any(i)) lowest_ = std::min(lowest_, call.group ? 0 : i);
     }
-    const double flops = 4 * weights * double(call.M);
-    const bool small = flops < 6e5 && weights * sizeof(T) < 256 << 10;
-    threads_ = small ? 1 : call.threads;
+    const double flops = 4 * weights * double(rows.size());
+    threads_ = is_small(flops, weights * sizeof(T)) ? 1 : threads;
   }
 
   void run(Run& run) {
@@ -61,7 +73,7 @@ class BackwardPass {
 
  private:
   // ---- what is needed ----
-  const LayerGradient& gradient(int i) const { return call_.gradients[i]; }
+  const LayerGradient& gradient(int i) const { return gradients_[i]; }
   bool needs_weight(int i) const { return gradient(i).up.weight || gradient(i).gate.weight; }
   bool needs_any(int i) const {
     return needs_weight(i) || gradient(i).up.bias || gradient(i).gate.bias;
@@ -98,12 +110,12 @@ class BackwardPass {
     for (int i = 0; i < call_.count; ++i)
       columns += gradient_ld(call_.layers[i]) + whole_panels(call_.layers[i].K);
     const int64_t most = columns * 512 * int64_t(sizeof(C)) <= (32 << 20) ? 512 : 256;
-    return std::min(call_.M, most);
+    return std::min(rows_.size(), most);
   }
 
   void lay_out() {
     block_rows_ = rows_per_block();
-    blocks_ = (call_.M + block_rows_ - 1) / block_rows_;
+    blocks_ = (rows_.size() + block_rows_ - 1) / block_rows_;
     buffers_.resize(size_t(call_.count));
     // Twice: once to count, once to hand out.
     C* base = nullptr;
@@ -130,15 +142,11 @@ class BackwardPass {
           b.up_bias = up.bias ? take(N) : nullptr;
           b.gate_bias = gate.bias ? take(N) : nullptr;
           const bool sums = blocks_ > 1 && !kSumsInPlace;
-          b.up_sums = sums && up.weight ? take(extent(l, up)) : static_cast<C*>(nullptr);
-          b.gate_sums = sums && gate.weight ? take(extent(l, gate)) : static_cast<C*>(nullptr);
+          b.up_sums = sums && up.weight ? take(extent_of(l, up)) : static_cast<C*>(nullptr);
+          b.gate_sums = sums && gate.weight ? take(extent_of(l, gate)) : static_cast<C*>(nullptr);
         }
       if (round == 0) base = block_arena.get<C>(used);
     }
-  }
-  // How far apart the first and the last element of a weight gradient lie.
-  static size_t extent(const Layer& l, const ProductGradient& g) {
-    return size_t((l.N - 1) * g.stride_n + (l.K - 1) * g.stride_k + 1);
   }
 
   // ---- work ----
@@ -197,7 +205,7 @@ class BackwardPass {
 
   void work(const Team& team) {
     PhaseCursor phases(team, tickets_);
-    for_blocks({0, call_.M}, block_rows_, [&](Range block, int64_t index) {
+    for_blocks(rows_, block_rows_, [&](Range block, int64_t index) {
       const int64_t M = block.size();
       if (index > 0) team.wait_for_all();
       run_phase(phases, team, preparation(M), block, index);
@@ -373,6 +381,8 @@ class BackwardPass {
   }
 
   const BackwardCall& call_;
+  const Range rows_;
+  const LayerGradient* const gradients_;
   const int stages_;
   const int64_t K_;
   int lowest_ = 0;  // the first stage that anything is needed of

@@ -173,10 +173,17 @@ struct Values {
   int64_t next_panel() const { return ld ? P : M * P; }
   // Columns c to c + count of all rows, side by side: to[m * count + i].
   void gather(int64_t c, int count, C* to) const {
+    if (ld && count == kMaxRows) return gather_rows<kMaxRows>(data + c, to);
     for (int i = 0; i < count; ++i) {
       const C* from = ld ? data + c + i : data + (c + i) / P * (M * P) + (c + i) % P;
       for (int64_t m = 0; m < M; ++m) to[m * count + i] = from[m * step()];
     }
+  }
+
+ private:
+  template <int N>
+  void gather_rows(const C* from, C* to) const {
+    for (int64_t m = 0; m < M; ++m, from += ld, to += N) std::copy_n(from, N, to);
   }
 };
 

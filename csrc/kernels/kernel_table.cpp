@@ -1,5 +1,5 @@
 // The table of functions of one instruction set. This file is compiled once for each.
-#include "backward_pass.h"
+#include "backward_by_rows.h"
 #include "forward_pass.h"
 #include "kernel_api.h"
 #include "machine_probes.h"
@@ -44,7 +44,14 @@ void run_backward(const BackwardCall& call, Run& run) {
   run.pass = "backward";
   run.M = call.M;
   ++run.backwards;
-  with_type(call.dtype, [&](auto element) { BackwardPass<decltype(element)>(call).run(run); });
+  with_type(call.dtype, [&](auto element) {
+    using T = decltype(element);
+    // 16-bit gradients would be rounded once for every part.
+    if constexpr (std::is_same_v<T, compute_t<T>>) {
+      if (BackwardByRows<T>::serves(call)) return BackwardByRows<T>(call).run(run);
+    }
+    BackwardPass<T>(call).run(run);
+  });
 }
 
 const Kernels table = {

@@ -34,8 +34,9 @@ class Arena {
   void* data_ = nullptr;
   size_t size_ = 0;
 };
-// Input and hidden values of a block of rows; sums of a layer's tiles; panels made during a call.
-thread_local Arena block_arena, sums_arena, panel_arena;
+// Input and hidden values of a block of rows; sums of a layer's tiles; panels made during a call;
+// gradients of parts of the rows.
+thread_local Arena block_arena, sums_arena, panel_arena, parts_arena;
 
 // How far apart the rows of a buffer lie: whole registers, and never a multiple of 2 KB, since rows
 // a multiple of 4 KB apart fall into one set of the L1 cache.

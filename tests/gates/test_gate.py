@@ -27,6 +27,7 @@ from torchweld.gates.gated_model import Clock, Subject
 from torchweld.history import History
 from torchweld.machine import fingerprint
 from torchweld.ops import compiled_forward
+from torchweld.pages.page_reading import read_page
 from torchweld.plans import planner
 from torchweld.welds.swapping import joint, welded_class
 
@@ -441,3 +442,42 @@ def test_a_baseline_that_this_release_cannot_read_says_how_to_make_it_again(
     assert code == 2
     assert "cannot be read by this torchweld" in said
     assert "--accept" in said
+
+
+# ---- kept, and shown on a page ----
+
+
+def test_the_verdict_is_kept_and_shown_with_those_before(
+    folders: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "measure_welded", lambda *_: comparison(2.0))
+    monkeypatch.setattr(running, "compare_afresh", lambda *_: comparison(2.0))
+    assert gate("good", "--accept")[0] == 0
+    assert gate("good", "--save", "nightly")[0] == 0
+    code, said = gate("copy", "--save", "nightly", "--report", "gate.html")
+    assert code == 1
+    assert "wrote gate.html" in said
+    page = read_page(folders / "copy" / "gate.html")
+    assert page.verdict == "gate main, model.py:make: FAILED."
+    assert any("kernels: 5 → 7 (+2), worse" in note for note in page.notes)
+    (plot,) = page.history
+    assert [(p.name, p.kind, p.verdict, p.speedup) for p in plot.points] == [
+        ("main", "gate", "accepted", 2.0),
+        ("nightly", "check", "passed", 2.0),
+        ("main", "check", "failed", 2.0),
+    ]
+    assert plot.points[0].interval is not None
+    assert {row.outcome for row in page.blocks} == {"welded"}
+    with History.open() as history:
+        assert [run.kind for run in history.runs("nightly")] == ["check", "check"]
+    assert gate("good")[0] == 0  # the baseline is still found
+
+
+def test_what_a_gate_finds_is_not_kept_where_a_baseline_is(folders: Path, gate: Gate) -> None:
+    for option in (("--save", "a"), ("--report", "a.html")):
+        code, said = gate("good", "--accept", "--no-time", *option)
+        assert code == 2
+        assert f"{option[0]} is for what a gate finds" in said
+    code, said = gate("good", "--report", "a.txt")
+    assert code == 2
+    assert "has to end in .html" in said

@@ -286,6 +286,16 @@ def test_nothing_to_compare_is_not_ok() -> None:
     assert not found.ok
 
 
+def test_the_largest_distances_from_the_reference_are_told() -> None:
+    ref = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).double()
+    eager, got = ref.float(), ref.float()
+    eager[0, 1] += 0.25
+    got[1, 2] -= 0.5
+    found = judge(got, eager, ref, ref)
+    assert (found.eager_error, found.error) == (0.25, 0.5)
+    assert not found.within
+
+
 @pytest.mark.parametrize("change", [Tensor.double, lambda y: y[..., :-1], lambda y: y[None]])
 def test_another_shape_or_type_is_refused(change: Callable[[Tensor], Tensor]) -> None:
     y = torch.randn(3, 4)

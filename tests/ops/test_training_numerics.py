@@ -17,6 +17,7 @@ from tests.support.helpers import (
     DTYPES,
     ISAS,
     all_within,
+    last_run,
     random_tensors,
     using_isa,
 )
@@ -226,3 +227,27 @@ def test_groups_of_every_dtype(dtype: torch.dtype) -> None:
     parts = zip(parse_spec(QKV), (64, 17, 16), strict=True)
     tensors = [t for form, n in parts for t in random_tensors((101, n), [form], dtype)]
     all_right(judge_gradients(torch.randn(21, 101).to(dtype), tensors, QKV, group=True, threads=2))
+
+
+# ---- narrow blocks, whose rows are cut into parts ----
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["out-in", "in-out"])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_gradients_of_parts_of_the_rows_add_up(
+    gate: str, dtype: torch.dtype, swapped: bool
+) -> None:
+    spec = f"gelu/b{'' if gate == 'none' else f'/{gate}'};identity/b"
+    tensors = random_tensors((64, 170, 67), parse_spec(spec), dtype)
+    if swapped:
+        tensors = [t.t().contiguous().t() if t.dim() == 2 else t for t in tensors]
+    all_right(judge_gradients(torch.randn(131, 64).to(dtype), tensors, spec, threads=2))
+    assert last_run()["partition"] == "rows"
+
+
+def test_a_narrow_group_is_cut_by_rows_too() -> None:
+    parts = zip(parse_spec(QKV), (64, 90, 65), strict=True)
+    tensors = [t for form, n in parts for t in random_tensors((70, n), (form,))]
+    all_right(judge_gradients(torch.randn(70, 70), tensors, QKV, group=True, threads=2))
+    assert last_run()["partition"] == "rows"

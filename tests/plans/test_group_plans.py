@@ -115,7 +115,7 @@ def test_plans_without_groups_load(tmp_path: Path) -> None:
     made = forced()
     made.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert data["torchweld_plan"] == 4
+    assert data["torchweld_plan"] == Plan.FORMAT.version
     del data["groups"]
     data["torchweld_plan"] = 2
     (tmp_path / "plan.json").write_text(json.dumps(data))

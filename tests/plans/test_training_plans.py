@@ -325,7 +325,7 @@ def test_plans_of_before_save_hidden_values(tmp_path: Path) -> None:
     made = kept_plan(SAVES)
     made.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert data["torchweld_plan"] == 4
+    assert data["torchweld_plan"] == Plan.FORMAT.version
     data["torchweld_plan"] = 3
     for planned in data["planned"]:
         for tried in planned["tunings"][0]["trials"]:

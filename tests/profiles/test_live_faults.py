@@ -37,7 +37,7 @@ import sys
 import torch
 from torch import nn
 from torchweld.profiles.recording import profile_building
-from torchweld.profiles.recording.core_waiting import CoreWaiting
+from torchweld.timing.core_waiting import CoreWaiting
 from torchweld.profiles.recording.live_profile import profile
 from torchweld.profiles.recording.loop_profile import profiling
 

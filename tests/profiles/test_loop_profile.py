@@ -12,9 +12,9 @@ from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.profiles.profile_doubts import doubt
 from torchweld.profiles.recording import profile_building
-from torchweld.profiles.recording.core_waiting import CoreWaiting
 from torchweld.profiles.recording.loop_profile import profiling
 from torchweld.profiles.recording.torch_profiler import Recorder
+from torchweld.timing.core_waiting import CoreWaiting
 
 pytestmark = pytest.mark.usefixtures("brief_profiles")
 

@@ -25,11 +25,12 @@ from torchweld.profiles.accounting.profile_diff import diff
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.profile_doubts import DOUBTFUL, doubt
-from torchweld.profiles.recording import core_waiting, live_profile, loop_profile
-from torchweld.profiles.recording.core_waiting import TOLERATED, CoreWaiting
+from torchweld.profiles.recording import live_profile, loop_profile
 from torchweld.profiles.recording.profiler_overhead import Round, calmest
 from torchweld.report import View, diff_sections, profile_text
 from torchweld.report.text_style import to_text
+from torchweld.timing import core_waiting
+from torchweld.timing.core_waiting import TOLERATED, CoreWaiting
 
 WHY = NotMeasured("steps took 228 ms without the profiler, and 39.4 ms with it")
 
@@ -112,7 +113,7 @@ def test_waiting_for_a_core_is_noticed() -> None:
 def test_without_a_count_of_waiting_switches_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     switches = iter([0, 0, 5000])
     monkeypatch.setattr(core_waiting, "TASKS", "no such folder")
-    monkeypatch.setattr(core_waiting, "_switches", lambda: next(switches))
+    monkeypatch.setattr(core_waiting, "switches", lambda: next(switches))
     watch = CoreWaiting()
     assert watch.lost() == 0.0
     assert watch.lost() == 1.0

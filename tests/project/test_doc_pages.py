@@ -19,7 +19,7 @@ from torchweld.cli.main import cli
 PAGES = doc_pages.page_names()
 SHOWN = [page for page in PAGES if page != "CHANGELOG.md"]  # which has names of the past
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "cpp"}
-MARKS = {"not run", "before", "raises", "printed", "quick"}
+MARKS = {"not run", "before", "raises", "printed", "quick", "output", "source"}
 
 
 def fences(*languages: str) -> list[Fence]:

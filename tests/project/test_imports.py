@@ -37,7 +37,8 @@ ROOMS = {
     "bench": "core machine timing ops numerics models profiles welds plans",
     "gates": "core machine timing numerics models profiles welds plans history bench",
     "report": "core machine profiles findings welds plans history bench gates",
-    "pages": "core machine timing profiles findings welds plans history bench gates report",
+    "pages": "core machine timing numerics profiles findings welds plans history bench gates "
+    "report",
     "cli": "core machine timing ops models profiles findings plans history bench gates report "
     "pages",
 }
@@ -61,8 +62,8 @@ SUBROOMS = {
     "welds": ("cloning", "tracing", "recognising", "guarding", "finding", "swapping"),
     "profiles": ("attributing", "accounting", "traces", "recording", "expecting"),
 }
-# `print(plan)` shows the report of it: the one import that points upwards.
-DOORS = {("plans.plan", "report")}
+# What points upwards: `print(plan)` shows the report of it, and results show themselves as HTML.
+DOORS = {("plans.plan", "report"), ("core.html_shown", "pages")}
 # The front door composes; it imports public names when they are first used.
 FRONT = ("__init__", "__main__")
 # Folders of tests that are not rooms.

@@ -40,7 +40,14 @@ from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import apply, plan
 from torchweld.profiles.accounting.profile_diff import Diff, diff
 from torchweld.profiles.accounting.time_account import account
-from torchweld.profiles.profile import Allocation, Compilation, Memory, Profile, TimeCheck
+from torchweld.profiles.profile import (
+    Allocation,
+    Compilation,
+    Memory,
+    MemoryCourse,
+    Profile,
+    TimeCheck,
+)
 from torchweld.report.bench_text import bench_head, bench_sections
 from torchweld.report.text_style import to_text
 from torchweld.timing import Comparison
@@ -199,6 +206,7 @@ def good_profile() -> Any:
             at_peak=(Allocation(bytes=9, module=1, op="aten::mm", phase="forward"),),
             saved_bytes={"head": 3},
             module_bytes={"head": 9},
+            course=MemoryCourse(at_us=(1.0, 2.5), bytes=(50, 0)),
         ),
         compilation=Compilation(
             regions=1, compiled=1, recompiled=1, graph_breaks=1, guard_us=1.0, reasons=("a",)

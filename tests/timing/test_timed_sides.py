@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
-from torchweld.timing import CallableSide
-from torchweld.timing import timed_sides as sides_module
+from torchweld.timing import CallableSide, core_waiting
 from torchweld.timing.timed_sides import CacheFlush, as_side, last_level_cache_bytes, seconds_of
 
 
@@ -58,7 +57,7 @@ def test_preemption_is_judged_by_its_rate(
     monkeypatch: pytest.MonkeyPatch, calls: int, switches: int, preempted: bool
 ) -> None:
     counts = itertools.cycle([0, switches])
-    monkeypatch.setattr(sides_module, "_involuntary_switches", lambda: next(counts))
+    monkeypatch.setattr(core_waiting, "switches", lambda: next(counts))
     clock = Ticking()
     side = CallableSide(clock.work, clock)
     side.time(calls)
@@ -67,7 +66,7 @@ def test_preemption_is_judged_by_its_rate(
 
 def test_one_switch_spoils_a_short_block(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([0, 1])
-    monkeypatch.setattr(sides_module, "_involuntary_switches", lambda: next(counts))
+    monkeypatch.setattr(core_waiting, "switches", lambda: next(counts))
     times = iter([0.0, 200e-6])
     side = CallableSide(lambda: None, lambda: next(times))
     side.time(1)
@@ -75,8 +74,22 @@ def test_one_switch_spoils_a_short_block(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_system_counts_switches() -> None:
-    first = sides_module._involuntary_switches()
-    assert 0 <= first <= sides_module._involuntary_switches()
+    first = core_waiting.switches()
+    assert 0 <= first <= core_waiting.switches()
+
+
+@pytest.mark.parametrize(("waited_s", "preempted"), [(0.001, False), (0.02, True), (None, True)])
+def test_switches_in_a_long_block_count_if_threads_waited(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float | None, preempted: bool
+) -> None:
+    times = iter([0.0, 0.1, 1.0, 1.1])
+    side = CallableSide(lambda: None, lambda: next(times))
+    side.time(1)  # from now on its blocks are known to be long
+    counts, waits = iter([0, 1000]), iter([5.0, None if waited_s is None else 5.0 + waited_s])
+    monkeypatch.setattr(core_waiting, "switches", lambda: next(counts))
+    monkeypatch.setattr(core_waiting, "waited_s", lambda: next(waits))
+    side.time(1)
+    assert side.preempted is preempted
 
 
 def test_a_model_with_a_submodule_called_time_is_a_callable() -> None:

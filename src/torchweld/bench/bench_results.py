@@ -15,6 +15,7 @@ from typing import Annotated
 
 from torchweld.bench.bench_cases import Case, ModelCase
 from torchweld.bench.earlier_benches import UPGRADES
+from torchweld.core.html_shown import ShownAsPage
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Amount, Bounds, Count, Length
 from torchweld.core.record_format import RecordFormat
@@ -209,7 +210,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(SavedRecord):
+class Bench(ShownAsPage, SavedRecord):
     """All cells, and what they were measured with.
 
     backends: ours, the first of which is judged

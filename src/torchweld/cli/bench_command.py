@@ -29,7 +29,8 @@ from torchweld.cli.bench_table import GRID, check_table, run_table, write_table
 from torchweld.cli.history_command import history_option
 from torchweld.cli.json_output import data_only
 from torchweld.cli.output_files import check_targets
-from torchweld.cli.run_keeping import keeping
+from torchweld.cli.report_output import check_page_name, report_option, write_page
+from torchweld.cli.run_keeping import keeping, kept_runs_of
 from torchweld.cli.screen_output import put, screen
 from torchweld.cli.training_options import (
     AGAINST,
@@ -42,11 +43,14 @@ from torchweld.cli.training_options import (
     training_options,
     trains,
 )
+from torchweld.cli.typed_command import typed_command
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.safe_text import clean_lines
 from torchweld.core.typed_names import known
+from torchweld.history.kept_runs import Run
 from torchweld.machine.machine_load import busy_cores
+from torchweld.pages.page_building import page_of
 from torchweld.plans.plan import Plan
 from torchweld.report.bench_text import bench_head, bench_sections, note_lines
 
@@ -64,7 +68,9 @@ def check_options(options: dict[str, Any]) -> None:
     out = options["out"]
     if out is not None and out.suffix not in (".json", ".csv"):
         raise TorchweldError(f"--out {out}: the name has to end in .json or .csv")
-    check_targets({"--out": out, "--table": options["table"]}, options["force"])
+    files = {"--out": out, "--table": options["table"], "--report": options["report_file"]}
+    check_page_name("--report", options["report_file"])
+    check_targets(files, options["force"])
 
 
 def check_asked(options: dict[str, Any]) -> None:
@@ -260,14 +266,19 @@ def asked_models(options: dict[str, Any]) -> list[PresetModel]:
     return preset_named(options["preset"]).models_of(only)
 
 
-def output(done: Bench, options: dict[str, Any]) -> None:
-    """Writes files, then prints. A full disk does not prevent the printing."""
-    out, table = options["out"], options["table"]
+def output(done: Bench, options: dict[str, Any], runs: Sequence[Run] = ()) -> None:
+    """Writes files, then prints. A full disk does not prevent the printing.
+
+    runs: of the same thing, for the page, if this one was kept
+    """
+    out, table, page = options["out"], options["table"], options["report_file"]
     try:
         if table is not None and not done.interrupted:
             write_table(done, options)
         if out is not None and done.cells:
             write_whole(out, csv_text(done) if out.suffix == ".csv" else done.to_json() + "\n")
+        if page is not None and done.cells:
+            write_page(page_of(bench=done, runs=runs, command=typed_command()), page)
     finally:
         _print(done, options)
 
@@ -352,6 +363,7 @@ def judged(done: Bench) -> list[GoalVerdict]:
 @click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
 @history_option
 @click.option("--out", type=FILE, help="Write everything to FILE.json, or figures to FILE.csv.")
+@report_option
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
 @click.option("--show", type=FILE, help="Measure nothing; print what --out FILE.json wrote.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of tables.")
@@ -379,7 +391,9 @@ def bench(**options: Any) -> int:
             done = measured(options, shown, keeper)
         summary = summarise(done)
         keeper.end(done, summary)
-    output(done, options)
+        wanted = history is not None and options["report_file"] is not None
+        runs = kept_runs_of(history, words(options)) if wanted and history is not None else []
+    output(done, options, runs)
     if keeper.problem is not None:
         raise keeper.problem
     if done.interrupted:

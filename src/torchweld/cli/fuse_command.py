@@ -11,16 +11,21 @@ from torchweld import report
 from torchweld.cli.history_command import history_option
 from torchweld.cli.json_output import data_only
 from torchweld.cli.output_files import check_targets
-from torchweld.cli.run_keeping import keep_plan, keeping
+from torchweld.cli.report_output import check_page_name, report_option, write_page
+from torchweld.cli.run_keeping import keep_plan, keeping, kept_runs_of
 from torchweld.cli.screen_output import progress_shown, put, screen, stage
+from torchweld.cli.typed_command import typed_command
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import json_text
 from torchweld.findings import diagnose
 from torchweld.history import target_words
-from torchweld.models.targets import resolve
+from torchweld.history.kept_runs import Run
+from torchweld.models.targets import Target, resolve
+from torchweld.pages.page_building import page_of
+from torchweld.pages.page_records import Page
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_options import PlanOptions
-from torchweld.plans.planner import plan_with_rounds
+from torchweld.plans.planner import PlanWithRounds, apply, plan_with_rounds
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recording.live_profile import profile
@@ -63,6 +68,7 @@ NOT_MEASURED = 2
 )
 @click.option("--depends", is_flag=True, help="Print what each welded block depends on.")
 @click.option("--out", type=FILE, help="Save the plan; tw.apply(model, tw.Plan.load(FILE)).")
+@report_option
 @click.option("--save", metavar="NAME", help="Keep the run in the history under this name.")
 @history_option
 @click.option("--json", "json_wanted", is_flag=True, help="Print the plan as JSON.")
@@ -82,6 +88,7 @@ def fuse(
     details: bool,
     depends: bool,
     out: Path | None,
+    report_file: Path | None,
     save: str | None,
     file: Path | None,
     json_wanted: bool,
@@ -101,16 +108,16 @@ def fuse(
     if recompute is not None and not training:
         given = "--recompute" if recompute else "--no-recompute"
         raise TorchweldError(f"{given} says what is kept for a backward; give --training too")
-    check_targets({"--out": out}, force)
+    check_page_name("--report", report_file)
+    check_targets({"--out": out, "--report": report_file}, force)
     with keeping(save, file) as history, data_only(json_wanted):
         chosen = resolve(target, inputs, training=training)
         console = screen()
         found: Profile | None = None
-        if not (no_profile or no_measure or json_wanted):
-            with stage(f"profiled {chosen.name}"), progress_shown() as progress:
-                found = profile(
-                    chosen.model, chosen.workloads, training=training, progress=progress
-                )
+        shown = not (no_measure or json_wanted)
+        if not no_profile and (shown or report_file is not None):
+            found = _profiled(chosen, training, f"profiled {chosen.name}")
+        if found is not None and shown:
             accounted = account(found)
             view = report.View(width=console.width)
             put(report.brief_sections(found, accounted, diagnose(found, accounted), view), console)
@@ -125,15 +132,27 @@ def fuse(
         }
         planned = "planned without timing" if no_measure else "planned, measured and verified"
         with stage(planned), progress_shown() as progress:
-            options = PlanOptions(**settings, profile=found, remember=not afresh, progress=progress)
+            options = PlanOptions(
+                **settings,
+                profile=found,
+                remember=not afresh,
+                rounds=report_file is not None,
+                progress=progress,
+            )
             timed = plan_with_rounds(chosen.model, chosen.workloads, options)
+        runs: list[Run] = []
         if history is not None and save is not None:
             what = target_words(chosen.name, inputs, training)
             keep_plan(history, save, what, settings, timed)
-    made = timed.plan
+            runs = kept_runs_of(history, what) if report_file is not None else []
+        made, page = timed.plan, None
+        if report_file is not None:
+            page = _page(chosen, timed, found, runs, training)
     try:
         if out is not None:
             made.save(out)
+        if page is not None and report_file is not None:
+            write_page(page, report_file)
     finally:  # the plan is shown even if the disk is full
         if json_wanted:
             click.echo(json_text(made))
@@ -142,6 +161,26 @@ def fuse(
                 put([*made.dependencies().split("\n"), ""], console)
             put(_lines(made, chosen.notes, details), console)
     return NOT_MEASURED if not made.decisions and made.outcomes["not measured"] else 0
+
+
+def _profiled(chosen: Target, training: bool, done: str) -> Profile:
+    with stage(done), progress_shown() as progress:
+        return profile(chosen.model, chosen.workloads, training=training, progress=progress)
+
+
+def _page(
+    chosen: Target,
+    timed: PlanWithRounds,
+    before: Profile | None,
+    runs: list[Run],
+    training: bool,
+) -> Page:
+    """Before, the plan, and after: the model is welded for that."""
+    profiles = [] if before is None else [before]
+    if before is not None and timed.plan.decisions:
+        apply(chosen.model, timed.plan)
+        profiles.append(_profiled(chosen, training, "profiled the welded model"))
+    return page_of(profiles, plan=timed, runs=runs, command=typed_command(), notes=chosen.notes)
 
 
 def _lines(made: Plan, notes: tuple[str, ...], details: bool) -> list[str]:

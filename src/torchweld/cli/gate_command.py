@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import click
 
 from torchweld.cli.history_command import history_option
 from torchweld.cli.json_output import data_only
+from torchweld.cli.output_files import check_targets
+from torchweld.cli.report_output import check_page_name, report_option, write_page
+from torchweld.cli.run_keeping import keep_outcome, kept_runs_of
 from torchweld.cli.screen_output import progress_shown, put, screen
+from torchweld.cli.typed_command import typed_command
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import json_text
 from torchweld.core.safe_text import clean
@@ -22,9 +27,11 @@ from torchweld.gates.gate_baseline import Baseline, load_baseline, save_baseline
 from torchweld.gates.gate_outcome import Outcome
 from torchweld.gates.gate_run import Rival, accept, gate
 from torchweld.gates.gated_model import Clock, Subject
-from torchweld.history import History, history_path, target_words
+from torchweld.history import History, Run, fingerprint_here, history_path, target_words
 from torchweld.history.history_store import check_name
 from torchweld.machine.machine_load import load_words
+from torchweld.pages.history_view import GatedNow
+from torchweld.pages.page_building import page_of
 from torchweld.report.gate_text import accepted_data, accepted_lines, outcome_data, outcome_lines
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -76,6 +83,9 @@ FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
     type=FOLDER,
     help="Time against TARGET as it is in another folder, such as a checkout of main.",
 )
+@click.option("--save", metavar="NAME", help="Keep the verdict in the history under this name.")
+@report_option
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
 @history_option
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
 def gate_verb(
@@ -93,6 +103,9 @@ def gate_verb(
     seconds: float,
     against: str | None,
     worktree: Path | None,
+    save: str | None,
+    report_file: Path | None,
+    force: bool,
     file: Path | None,
     json_wanted: bool,
 ) -> int:
@@ -110,6 +123,8 @@ def gate_verb(
     effort = Effort(quick=quick, budget_s=budget, measure=not no_measure, empty=empty)
     _check_rival(against, worktree, accepting, no_time)
     _check_effort(effort, accepting)
+    _check_kept(save, report_file, accepting)
+    check_targets({"--report": report_file}, force)
     check_name(name)
     clock = None if no_time else Clock(seconds=seconds, tolerance=tolerance / 100.0)
     asked = Asked(
@@ -136,11 +151,36 @@ def gate_verb(
             rival=rival,
             progress=progress,
         )
-    if json_wanted:
-        click.echo(json_text({**outcome_data(found), "load": load}, "outcome"))
-    else:
-        _put_outcome(found)
+    try:
+        if save is not None or report_file is not None:
+            settings = {"tolerance": tolerance, "seconds": seconds}
+            runs = _kept_runs(asked, found, save, settings)
+            if report_file is not None:
+                _write_report(report_file, found, baseline, runs)
+    finally:  # the verdict is told even if it cannot be kept
+        if json_wanted:
+            click.echo(json_text({**outcome_data(found), "load": load}, "outcome"))
+        else:
+            _put_outcome(found)
     return found.code
+
+
+def _kept_runs(
+    asked: Asked, found: Outcome, save: str | None, settings: dict[str, Any]
+) -> list[Run]:
+    """Keeps the outcome, if it has a name; gives the earlier runs of the same thing."""
+    with History.open(asked.file) as history:
+        earlier = kept_runs_of(history, asked.what)
+        if save is not None:
+            keep_outcome(history, save, settings, found)
+        return earlier
+
+
+def _write_report(path: Path, found: Outcome, baseline: Baseline, runs: list[Run]) -> None:
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    gated = GatedNow(outcome=found, created=now, fingerprint=fingerprint_here())
+    page = page_of(plan=baseline.plan, gate=gated, runs=runs, command=typed_command())
+    write_page(page, path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +222,18 @@ def _check_rival(
         raise TorchweldError(
             f"{rival} names a rival to time against, which {other} does not do; leave one out"
         )
+
+
+def _check_kept(save: str | None, report_file: Path | None, accepting: bool) -> None:
+    """The same, for options about what a gate found."""
+    if accepting and (save is not None or report_file is not None):
+        option = "--save" if save is not None else "--report"
+        raise TorchweldError(
+            f"{option} is for what a gate finds, and --accept keeps a baseline; leave one out"
+        )
+    if save is not None:
+        check_name(save)
+    check_page_name("--report", report_file)
 
 
 def _check_effort(effort: Effort, accepting: bool) -> None:

@@ -22,9 +22,13 @@ from torchweld.cli.gate_command import gate_verb
 from torchweld.cli.history_command import history
 from torchweld.cli.info_command import info
 from torchweld.cli.profile_command import profile
+from torchweld.cli.report_command import report
+from torchweld.cli.typed_command import typed
 from torchweld.core.errors import TorchweldError
 
-COMMANDS: tuple[click.Command, ...] = (info, profile, diff, fuse, bench, gate_verb, history)
+COMMANDS: tuple[click.Command, ...] = (
+    *(info, profile, diff, fuse, bench, gate_verb, report, history),
+)
 
 
 @click.group(
@@ -48,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
-        code = cli.main(arguments, prog_name="torchweld", standalone_mode=False)
+        with typed(arguments):
+            code = cli.main(arguments, prog_name="torchweld", standalone_mode=False)
         sys.stdout.flush()
     except TorchweldError as error:
         complain(f"torchweld: {error}")

@@ -15,8 +15,10 @@ from torchweld import report
 from torchweld.cli.history_command import history_option
 from torchweld.cli.output_files import check_targets
 from torchweld.cli.recorded_files import RECORDED, load_recorded, recorded_file
+from torchweld.cli.report_output import check_page_name, report_option, write_page
 from torchweld.cli.run_keeping import keep_profile, keeping
 from torchweld.cli.screen_output import progress_shown, put, screen
+from torchweld.cli.typed_command import typed_command
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import write_whole
 from torchweld.core.not_measured import NotMeasured
@@ -25,6 +27,7 @@ from torchweld.findings import diagnose
 from torchweld.history import target_words
 from torchweld.models import DEMO
 from torchweld.models.targets import resolve
+from torchweld.pages.page_building import page_of
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.expecting.expectation import check_profile, parse_expectations
 from torchweld.profiles.expecting.launch_guesses import Verdict
@@ -126,6 +129,7 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.option("--trace", type=FILE, help="Write a chrome trace; ui.perfetto.dev opens it.")
 @click.option("--folded", type=FILE, help="Write folded stacks, nanoseconds, for flame graphs.")
 @click.option("--speedscope", type=FILE, help="Write a flame graph for speedscope.app.")
+@report_option
 @click.option("--expect", help="What a step should launch: 'linear=3,pointwise<=2'.")
 @click.option(
     "--this-machine", is_flag=True, help="Price a CPU trace as one that was recorded here."
@@ -145,6 +149,7 @@ def profile(
     trace: Path | None,
     folded: Path | None,
     speedscope: Path | None,
+    report_file: Path | None,
     expect: str | None,
     this_machine: bool,
     force: bool,
@@ -158,7 +163,8 @@ def profile(
     """
     saved, name = file_or_name(save)
     files = {"--save": saved, "--trace": trace, "--folded": folded, "--speedscope": speedscope}
-    check_targets(files, force)
+    check_page_name("--report", report_file)
+    check_targets({**files, "--report": report_file}, force)
     guesses = parse_expectations(expect) if expect is not None else None
     recorded = recorded_file(target)
     if recorded is not None:
@@ -181,6 +187,8 @@ def profile(
                 what = target_words(target or DEMO, inputs, training)
                 keep_profile(history, name, what, {"steps": steps}, found, account(found))
     write_files(found, saved, trace, folded, speedscope)
+    if report_file is not None:
+        write_page(page_of([found], command=typed_command()), report_file)
     verdict = check_profile(found, guesses) if guesses is not None else None
     if json_wanted:
         click.echo(as_json(found, verdict))

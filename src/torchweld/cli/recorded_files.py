@@ -45,7 +45,7 @@ def recorded_file(target: str | None) -> Path | None:
         _refuse_traces_in(path)
         return None
     if is_there and path.suffix != ".py":
-        _start(path)  # raises for what holds no JSON
+        file_start(path)  # raises for what holds no JSON
         return path
     if os.sep in target and ":" not in target and path.suffix != ".py":
         raise TorchweldError(f"there is no file {clean(target)}; {EXPECTED}")
@@ -64,7 +64,7 @@ def _refuse_traces_in(path: Path) -> None:
 
 def load_recorded(path: Path, this_machine: bool = False) -> Profile:
     """A profile that was saved, or what a trace tells."""
-    if _MARK not in _start(path):
+    if _MARK not in file_start(path):
         return read_trace(path, this_machine=this_machine)
     if this_machine:
         raise TorchweldError(
@@ -74,8 +74,8 @@ def load_recorded(path: Path, this_machine: bool = False) -> Profile:
     return Profile.load(path)
 
 
-def _start(path: Path) -> bytes:
-    """The first bytes, decompressed; an error if they cannot begin JSON."""
+def file_start(path: Path, expected: str = EXPECTED, begins: bytes = b"{[") -> bytes:
+    """The first bytes, decompressed; an error if they cannot begin JSON, or what else may come."""
     name = clean(str(path))
     if path.is_dir():
         raise TorchweldError(f"{name} is a directory; give the path of one trace or profile in it")
@@ -85,17 +85,17 @@ def _start(path: Path) -> bytes:
         with gzip.open(path) if zipped else path.open("rb") as file:
             start = file.read(64)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise TorchweldError(f"{name} cannot be read: {error}; {EXPECTED}") from error
+        raise TorchweldError(f"{name} cannot be read: {error}; {expected}") from error
     text = start.removeprefix(_BOM).lstrip()
-    if text.startswith((b"{", b"[")):
+    if text[:1] and text[:1] in begins:
         return start
     if not text:
-        raise TorchweldError(f"{name} is empty; {EXPECTED}")
+        raise TorchweldError(f"{name} is empty; {expected}")
     what = "a compressed file" if zipped else "a file"
     if any(byte < 32 and byte not in b"\t\n\r\f" for byte in start) or not _is_text(start):
-        raise TorchweldError(f"{name} is {what} with binary content, not JSON; {EXPECTED}")
+        raise TorchweldError(f"{name} is {what} with binary content, not JSON; {expected}")
     said = clean(text.decode(errors="replace").splitlines()[0][:20])
-    raise TorchweldError(f"{name} is {what} that begins with {said!r}, not with JSON; {EXPECTED}")
+    raise TorchweldError(f"{name} is {what} that begins with {said!r}, not with JSON; {expected}")
 
 
 def _is_text(start: bytes) -> bool:

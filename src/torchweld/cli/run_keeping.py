@@ -11,12 +11,15 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
-from torchweld.history import History, of_comparison
+from torchweld.gates.gate_baseline import TIME
+from torchweld.gates.gate_outcome import Outcome
+from torchweld.history import History, Run, of_comparison
 from torchweld.history.history_store import check_name
 from torchweld.plans.plan import Whole
 from torchweld.plans.planner import PlanWithRounds
 from torchweld.profiles.accounting.time_splits import Account, Split
 from torchweld.profiles.profile import Profile
+from torchweld.report.gate_text import WORDS
 
 
 @contextmanager
@@ -45,6 +48,22 @@ def keep_plan(
         run.add(one.whole.workload, _figures_of(one.whole), samples)
     run.add("plan", {"plan": to_plain(made.plan)})
     run.finish({"welded": len(made.plan.decisions), "found": len(made.plan.planned)})
+
+
+def kept_runs_of(history: History, what: str) -> list[Run]:
+    """All runs of the same thing, with their cells: they can be used when the file is closed."""
+    found = [one for one in history.entries() if isinstance(one, Run) and one.what == what]
+    for run in found:
+        _ = run.cells
+    return found
+
+
+def keep_outcome(history: History, name: str, settings: dict[str, Any], found: Outcome) -> None:
+    """What a gate found: its verdict, and a cell for the time of every workload."""
+    run = history.begin(name, "check", found.what, settings)
+    for one in found.times:
+        run.add(f"{TIME}{one.workload}", to_plain(one))
+    run.finish({"verdict": WORDS[found.code].lower(), "baseline": found.baseline})
 
 
 def _figures_of(whole: Whole) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from torchweld.core.record_fields import Bounds, Count, Length, Measured, Word
 from torchweld.history.history_places import commit_of
 from torchweld.machine.fingerprint import Fingerprint, taken_here
 
-Kind = Literal["bench", "gate", "fuse", "profile"]
+# "gate" is a baseline, "check" what a gate found.
+Kind = Literal["bench", "gate", "fuse", "profile", "check"]
 
 
 def fingerprint_here() -> Fingerprint:

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchweld.core.argument_checks import check_flags, check_model
 from torchweld.core.errors import TorchweldError
+from torchweld.core.html_shown import ShownInNotebooks
 from torchweld.core.model_inputs import Workload, as_workloads, first_line
 from torchweld.core.model_state import put_back
 from torchweld.core.muted_warnings import untold
@@ -62,7 +63,7 @@ class TensorCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(ShownInNotebooks):
     """What `verify` found; true if every tensor is as good as the reference's."""
 
     compared: tuple[TensorCheck, ...]

@@ -47,13 +47,16 @@ def composed(x: Tensor, tensors: Sequence[Tensor], forms: Sequence[LayerForm]) -
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """`within`: the bounds hold. `meaningful`: zeros would have broken them. Ratios are to what is
-    allowed, so 1 is the bound; `reason` says what is wrong, or is None."""
+    allowed, so 1 is the bound; `reason` says what is wrong, or is None. `error` and `eager_error`
+    are the largest distances from the reference, of the candidate and of eager."""
 
     within: bool
     meaningful: bool
     row_ratio: float
     rms_ratio: float
     reason: str | None
+    error: float = 0.0
+    eager_error: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -118,12 +121,22 @@ def judge(candidate: Tensor, eager: Tensor, reference: Tensor, scale: Tensor) ->
         row_ratio=row_ratio,
         rms_ratio=rms_ratio,
         reason=reason or (None if meaningful else "zeros would pass too: the values are too small"),
+        error=float(error.max()),
+        eager_error=float(eager_error.max()),
     )
 
 
 def _refused(reason: str) -> Judgement:
     inf = float("inf")
-    return Judgement(within=False, meaningful=True, row_ratio=inf, rms_ratio=inf, reason=reason)
+    return Judgement(
+        within=False,
+        meaningful=True,
+        row_ratio=inf,
+        rms_ratio=inf,
+        reason=reason,
+        error=inf,
+        eager_error=float("nan"),
+    )
 
 
 def _rows(t: Tensor) -> Tensor:

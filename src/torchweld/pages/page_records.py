@@ -19,11 +19,11 @@ from torchweld.core.saved_records import SavedRecord
 from torchweld.findings.finding import Finding
 from torchweld.profiles.accounting.time_splits import Split
 from torchweld.profiles.profile import About
+from torchweld.report.flame_stacks import FRAME_KINDS as FRAME_KINDS
+from torchweld.report.flame_stacks import FrameKind as FrameKind
 
 # What became of a module. "part": it lies inside a welded block. "": nothing to weld.
 Fate = Literal["welded", "part", "left", "not measured", ""]
-FrameKind = Literal["module", "op", "kernel", "phase", "rest"]
-FRAME_KINDS: tuple[FrameKind, ...] = ("module", "op", "kernel", "phase", "rest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,11 @@ class ModuleRow:
     extra: str
     parent: Index
     calls: Count
-    forward_us: float
-    backward_us: float
-    time_us: float  # what decides shares: on the host, or on the device if there is one
-    own_us: float  # of it, in no child
+    forward_us: float | NotMeasured
+    backward_us: float | NotMeasured
+    # What decides shares: on the host, or on the device if there is one.
+    time_us: float | NotMeasured
+    own_us: float | NotMeasured  # of it, in no child
     launches: Count
     flops: Count
     moved_bytes: Count
@@ -64,8 +65,9 @@ class Flame:
     own_us: tuple[float, ...]
     kind: tuple[Count, ...]  # index into FRAME_KINDS
     calls: tuple[Count, ...]  # ops and kernels that are this frame; 0 where that means nothing
-    module: tuple[Index, ...]  # index into Side.modules
+    module: tuple[Index, ...]  # index into PageSide.modules
     merged: Count = 0  # frames too small to see that were added to "smaller ones", time kept
+    note: str = ""  # what the frames add up to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,7 @@ class MemoryView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class PageSide:
     """One profile, as far as it is shown."""
 
     name: str  # "before", "after", or "" for the only one
@@ -283,7 +285,7 @@ class Page(SavedRecord):
 
     title: str
     verdict: str
-    sides: tuple[Side, ...] = ()  # one, or before and after
+    sides: tuple[PageSide, ...] = ()  # one, or before and after
     diff: FlameDiff | None = None
     not_comparable: tuple[str, ...] = ()  # why times of before and after cannot be compared
     blocks: tuple[BlockRow, ...] = ()

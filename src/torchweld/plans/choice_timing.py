@@ -53,6 +53,7 @@ class Timed:
     saved_bytes: int | NotMeasured = UNASKED  # in training, kept by one call for its backward
     original_saved_bytes: int | NotMeasured = UNASKED
     log_ratios: tuple[float, ...] = ()  # of each round, over the original
+    control_log_ratios: tuple[float, ...] = ()  # of the original over itself
 
 
 class FaceSide:
@@ -215,6 +216,7 @@ def _timed(found: Comparison, modules: Sequence[nn.Module], count: int) -> Timed
         speed=speed,
         copied_bytes=sum(copies) // count,
         log_ratios=found.log_ratios,
+        control_log_ratios=found.control_log_ratios,
     )
 
 

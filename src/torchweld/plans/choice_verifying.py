@@ -17,7 +17,7 @@ from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops import backends
 from torchweld.ops.backends.backend import Form, device_of
 from torchweld.plans.block_calls import input_like, tensors_of
-from torchweld.plans.plan import UNASKED, Trial, Verdict
+from torchweld.plans.plan import UNASKED, TensorError, Trial, Verdict
 from torchweld.welds.found_blocks import Block, Call
 from torchweld.welds.weld_decisions import Choice
 
@@ -90,7 +90,23 @@ def judged_trial(
         verdict="wrong" if wrong else "not measured",
         speed=NotMeasured("; ".join(wrong)) if wrong else UNASKED,
         error_ratio=min(ratio, 1e30),
+        errors=tuple(_error(what, judgement) for what, judgement in found.items()),
     )
+
+
+def _error(what: str, found: Judgement) -> TensorError:
+    return TensorError(
+        tensor=what,
+        eager=brief(found.eager_error),
+        fused=brief(found.error),
+        of_allowed=brief(max(found.row_ratio, found.rms_ratio)),
+        ok=found.within,
+    )
+
+
+def brief(value: float) -> float:
+    """Four digits: more say nothing about an error, and make plans larger."""
+    return float(f"{value:.4g}")
 
 
 def unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:

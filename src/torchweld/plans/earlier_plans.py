@@ -75,6 +75,11 @@ def without_recompute(fields: dict[str, Any]) -> dict[str, Any]:
     return dict(fields)
 
 
+def without_errors(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 4 to format 5, which has the errors of single tensors; before, none were kept."""
+    return dict(fields)
+
+
 def _each(items: Any, upgrade: Any) -> Any:
     if not isinstance(items, list):
         return items

@@ -31,7 +31,14 @@ from torchweld.plans.choice_timing import (
     time_ways,
 )
 from torchweld.plans.choice_verifying import MOST_VERIFIED_ROWS, judged_trial, unverified
-from torchweld.plans.kernel_choice import TunedBlocks, choices_for, choose, copy_gain_of, tuning_of
+from torchweld.plans.kernel_choice import (
+    TunedBlocks,
+    choices_for,
+    choose,
+    copy_gain_of,
+    tuning_of,
+    with_numbers,
+)
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning
 from torchweld.plans.plan_options import PlanOptions
@@ -143,8 +150,8 @@ def _tune(
 ) -> Tuning:
     about = (one.key, len(one.groups), tuple(choices))
     kept = memory.recall(about, Tuning)
-    if kept is not None and (kept.chosen is None or verify_group(model, one, kept.chosen).verified):
-        return kept
+    if kept is not None and (again := _verified_again(model, one, kept)) is not None:
+        return again
     begun_s = time.perf_counter()
     trials = {choice: verify_group(model, one, choice) for choice in choices}
     left_s = budget_s - (time.perf_counter() - begun_s)
@@ -162,6 +169,17 @@ def _tune(
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
         memory.keep(about, tuning)
     return tuning
+
+
+def _verified_again(model: nn.Module, one: AlikeGroups, kept: Tuning) -> Tuning | None:
+    """Times that were measured before, with the errors of now; None if the choice is wrong now."""
+    if kept.chosen is None:
+        return kept
+    fresh = verify_group(model, one, kept.chosen)
+    if not fresh.verified:
+        return None
+    trials = (with_numbers(t, fresh) if t.choice == kept.chosen else t for t in kept.trials)
+    return replace(kept, trials=tuple(trials))
 
 
 def _untimed(

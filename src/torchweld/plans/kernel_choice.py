@@ -67,16 +67,27 @@ def choices_for(
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockRounds:
+    """The rounds behind one trial, which a plan is too small to hold."""
+
+    name: str  # of alike blocks, with their rows
+    choice: Choice
+    timed: Timed
+
+
+@dataclass(frozen=True, kw_only=True)
 class TunedBlocks:
     """Every block, and every group of blocks, with what was tried and chosen for it.
 
-    table: if nothing was timed, the table that decided, or why there is none
+    table:  if nothing was timed, the table that decided, or why there is none
+    rounds: of the choices that were timed now
     """
 
     planned: tuple[Planned, ...]
     training: bool
     groups: tuple[PlannedGroup, ...] = ()
     table: str | None = None
+    rounds: tuple[BlockRounds, ...] = ()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -102,6 +113,7 @@ def tune(
     table = None if options.measure else table_here()
     alike = alike_blocks(model, blocks, training)
     found: list[Tuning] = []
+    rounds: dict[int, dict[Choice, Timed]] = {}
     for i, one in enumerate(alike):
         options.say(f"tuning {one.name}", 0.1 + 0.25 * i / len(alike))
         share_s = (budget.blocks_end_s - time.perf_counter()) / (len(alike) - i)
@@ -110,14 +122,15 @@ def tune(
         elif table is not None:
             found.append(_by_table(model, one, choices, table))
         else:
-            found.append(_timed(model, one, choices, share_s, memory))
+            tuning, rounds[i] = _timed(model, one, choices, share_s, memory)
+            found.append(tuning)
     # Blocks that could not be measured in their share of the time have another turn.
     pending = [i for i, one in enumerate(found) if options.timing and one.unmeasured]
     for done, i in enumerate(pending):
         options.say(f"tuning {alike[i].name}", 0.35 + 0.25 * done / len(pending))
         share_s = (budget.blocks_end_s - time.perf_counter()) / (len(pending) - done)
         if share_s > LEAST_BUDGET_S:
-            found[i] = _timed(model, alike[i], choices, share_s, memory)
+            found[i], rounds[i] = _timed(model, alike[i], choices, share_s, memory)
     tunings: dict[str, list[Tuning]] = {block.path: [] for block in blocks}
     for one, tuning in zip(alike, found, strict=True):
         for block, call in zip(one.blocks, one.calls, strict=True):
@@ -126,6 +139,12 @@ def tune(
         planned=tuple(Planned(block=b, tunings=tuple(tunings[b.path])) for b in blocks),
         training=training,
         table=_source(table),
+        rounds=tuple(
+            BlockRounds(name=alike[i].name, choice=choice, timed=timed)
+            for i, ways in rounds.items()
+            for choice, timed in ways.items()
+            if timed.log_ratios
+        ),
     )
 
 
@@ -145,11 +164,12 @@ def _timed(
     choices: Sequence[Choice],
     budget_s: float,
     memory: MeasurementCache,
-) -> Tuning:
+) -> tuple[Tuning, dict[Choice, Timed]]:
+    """The tuning, and the rounds that were timed for it."""
     about = (one.key, len(one.blocks), tuple(choices))
     kept = memory.recall(about, Tuning)
     if kept is not None:
-        return _verified_again(model, one, kept)
+        return _verified_again(model, one, kept), {}
     begun_s = time.perf_counter()
     trials = {choice: _verified(model, one, choice) for choice in choices}
     left_s = budget_s - (time.perf_counter() - begun_s)
@@ -157,7 +177,7 @@ def _timed(
     if any(tensor.is_meta for tensor in tensors_of(model, one.blocks[0])):
         good = []
     if not good:
-        return choose(one.key.rows, list(trials.values()))
+        return choose(one.key.rows, list(trials.values())), {}
     timed = time_choices(model, one.blocks, one.calls[0], good, one.key.training, left_s)
     for choice, found in timed.items():
         trials[choice] = replace(
@@ -173,7 +193,7 @@ def _timed(
     tuning = choose(one.key.rows, list(trials.values()))
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
         memory.keep(about, tuning)
-    return tuning
+    return tuning, timed
 
 
 def _verified(model: nn.Module, one: AlikeBlocks, choice: Choice) -> Trial:
@@ -194,10 +214,11 @@ def _forced(model: nn.Module, one: AlikeBlocks, choices: Sequence[Choice]) -> Tu
 def tuning_of(
     rows: int, trials: Iterable[Trial], chosen: Choice | None = None, reason: str = ""
 ) -> Tuning:
-    trials = tuple(trials)
-    return Tuning(
-        rows=rows, count=1, trials=trials, chosen=chosen, reason=reason or _why_none(trials)
+    kept = tuple(
+        trial if trial.choice == chosen or not trial.verified else replace(trial, errors=())
+        for trial in trials
     )
+    return Tuning(rows=rows, count=1, trials=kept, chosen=chosen, reason=reason or _why_none(kept))
 
 
 def _by_table(
@@ -245,12 +266,17 @@ def _verified_again(model: nn.Module, one: AlikeBlocks, kept: Tuning) -> Tuning:
     while kept.chosen is not None:
         fresh = _verified(model, one, kept.chosen)
         if fresh.verified:
-            trials[kept.chosen] = replace(trials[kept.chosen], error_ratio=fresh.error_ratio)
+            trials[kept.chosen] = with_numbers(trials[kept.chosen], fresh)
             break
         trials[kept.chosen] = fresh
         chosen = choose(one.key.rows, list(trials.values()))
         kept = replace(chosen, remembered=kept.remembered)
     return replace(kept, trials=tuple(trials.values()))
+
+
+def with_numbers(timed: Trial, verified: Trial) -> Trial:
+    """The times of one trial with the errors of another."""
+    return replace(timed, error_ratio=verified.error_ratio, errors=verified.errors)
 
 
 def choose(rows: int, trials: Sequence[Trial], over: str = "the original's speed") -> Tuning:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from torch import nn
 
+from torchweld.core.html_shown import ShownAsPage
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Bounds, Count, Length, Measured, Positive, Ratio, Word
@@ -67,6 +68,20 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorError:
+    """How far an output or a gradient is from the reference in float64, at most.
+
+    Of a block in the tensor's own unit, of the whole model relative to its largest value.
+    """
+
+    tensor: Word  # "output"; "grad x"; "grad 0": of the block's first tensor
+    eager: Measured
+    fused: Measured
+    of_allowed: Measured  # to what the numerical rule allows: 1 is the bound
+    ok: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trial(Judged):
     """One choice for a block, tried at one number of rows."""
 
@@ -81,6 +96,8 @@ class Trial(Judged):
     saved_bytes: Count | NotMeasured = UNASKED
     original_saved_bytes: Count | NotMeasured = UNASKED
     over_saving: Ratio | NotMeasured = UNASKED  # of a recompute: speed over the best that saves
+    # Tensor by tensor; kept of what was chosen and of what is wrong, so that plans stay small.
+    errors: Annotated[tuple[TensorError, ...], Length(most=10_000)] = ()
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(earlier_plans.trial(state))
@@ -252,13 +269,14 @@ class Whole(Judged):
     promised: Ratio | NotMeasured = UNASKED
     ceiling: Ratio | NotMeasured = UNASKED
     remembered: Word | None = None  # when it was timed, if by an earlier plan on this machine
+    errors: Annotated[tuple[TensorError, ...], Length(most=100_000)] = ()
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(earlier_plans.whole(state))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(SavedRecord):
+class Plan(ShownAsPage, SavedRecord):
     """Which blocks to weld and which not, with every reason and measurement; `print` shows it.
 
     `tw.plan` makes plans, `tw.apply` carries them out. A figure that was not measured is a
@@ -267,11 +285,12 @@ class Plan(SavedRecord):
 
     FORMAT = RecordFormat(
         what="plan",
-        version=4,
+        version=5,
         upgrades={
             1: earlier_plans.plan,
             2: earlier_plans.without_groups,
             3: earlier_plans.without_recompute,
+            4: earlier_plans.without_errors,
         },
         remedy="plan again",
         indent=1,

@@ -34,6 +34,7 @@ class PlanOptions:
     recompute: bool | None = None
     profile: Profile | None = None
     remember: bool = True
+    rounds: bool = False  # time the whole model now, even if its time is remembered: for its rounds
     progress: Progress | None = None
 
     def __post_init__(self) -> None:

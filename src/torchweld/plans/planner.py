@@ -25,7 +25,7 @@ from torchweld.machine.fingerprint import taken_here
 from torchweld.machine.machine_load import load_words
 from torchweld.plans.flops_share import flops_share
 from torchweld.plans.group_tuning import tune_groups
-from torchweld.plans.kernel_choice import tune
+from torchweld.plans.kernel_choice import BlockRounds, tune
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import Plan, structure_of
 from torchweld.plans.plan_fitting import OnMismatch, fit_here
@@ -43,10 +43,11 @@ log = logging.getLogger("torchweld")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWithRounds:
-    """A plan, and the rounds that it is too small to hold: those of the whole model."""
+    """A plan, and the rounds that it is too small to hold: of the whole model, and of blocks."""
 
     plan: Plan
     wholes: tuple[MeasuredWhole, ...]
+    blocks: tuple[BlockRounds, ...] = ()
 
 
 def plan(
@@ -104,7 +105,7 @@ def plan(
 
 @undisturbed
 def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> PlanWithRounds:
-    """The same as `plan`, with the rounds of the whole model."""
+    """The same as `plan`, with the rounds that were timed."""
     options.say("finding blocks", 0.0)
     busy = load_words() if options.timing else ""
     workloads = as_workloads(inputs)
@@ -139,7 +140,7 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
     )
     made = replace(made, notices=(*made.notices, *_notices(made, options, memory)))
     options.say("done", 1.0)
-    return PlanWithRounds(plan=made, wholes=wholes)
+    return PlanWithRounds(plan=made, wholes=wholes, blocks=tuned.rounds)
 
 
 def _notices(made: Plan, options: PlanOptions, memory: MeasurementCache) -> Iterator[str]:

@@ -6,6 +6,7 @@ unwelded, and left so.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from torchweld.findings import welding_bound
 from torchweld.machine import measured_peaks
 from torchweld.numerics.model_check import (
     Check,
+    TensorCheck,
     compare_results,
     depth_of,
     results,
@@ -29,6 +31,7 @@ from torchweld.numerics.model_check import (
     truth_of,
 )
 from torchweld.plans.choice_timing import FaceSide
+from torchweld.plans.choice_verifying import brief
 from torchweld.plans.kernel_choice import TunedBlocks
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import (
@@ -36,6 +39,7 @@ from torchweld.plans.plan import (
     UNASKED,
     Planned,
     PlannedGroup,
+    TensorError,
     Tuned,
     Whole,
     structure_of,
@@ -86,7 +90,7 @@ def measure_wholes(
         to_time = max(1, budget.untimed[i:].count(None))
         about = (structure, workload.name, tuned.training, tuned.decisions)
         # A callable's name does not say what it does.
-        asked = workload.inputs is not None and untimed is None
+        asked = workload.inputs is not None and untimed is None and not options.rounds
         kept = memory.recall(about, Whole) if asked else None
         one = measure_whole(
             model,
@@ -98,7 +102,7 @@ def measure_wholes(
             untimed=untimed,
         )
         if kept is None and one.whole.verdict in SETTLED:
-            memory.keep(about, one.whole)
+            memory.keep(about, replace(one.whole, errors=()))  # they are of these weights
         found.append(one)
     return tuple(found)
 
@@ -137,13 +141,19 @@ def measure_whole(
             error_ratio=ratio if compared else NotMeasured("the model gives no numbers"),
             against=check.against,
             predicted=predicted,
+            errors=tuple(map(_error, compared)),
         )
         if compared and not check.ok:
             why = NotMeasured(check.reason)
             return MeasuredWhole(whole=replace(whole, verdict="wrong", speed=why))
         if kept is not None:
             return MeasuredWhole(
-                whole=replace(kept, error_ratio=whole.error_ratio, against=whole.against)
+                whole=replace(
+                    kept,
+                    error_ratio=whole.error_ratio,
+                    against=whole.against,
+                    errors=whole.errors,
+                )
             )
         if untimed is not None:
             return MeasuredWhole(whole=whole)
@@ -162,6 +172,17 @@ def measure_whole(
         above = ceiling(model, decisions, step)
         whole = replace(whole, ceiling=above.limit, time_share=above.share)
     return MeasuredWhole(whole=_without_false_bounds(whole), comparison=rounds)
+
+
+def _error(found: TensorCheck) -> TensorError:
+    within = 0.0 if found.ok else math.inf
+    return TensorError(
+        tensor=found.name,
+        eager=math.nan if found.error == math.inf else brief(found.reference_error),
+        fused=brief(found.error),
+        of_allowed=brief(found.error / found.allowed) if found.allowed else within,
+        ok=found.ok,
+    )
 
 
 def _without_false_bounds(whole: Whole) -> Whole:

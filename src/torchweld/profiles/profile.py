@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from torchweld.core.html_shown import ShownAsPage
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Count, Index, Length, Measured
 from torchweld.core.record_format import RecordFormat
@@ -222,6 +223,19 @@ class Allocation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryCourse:
+    """Bytes that are alive, each from its time on. 0 before the first."""
+
+    at_us: tuple[float, ...] = ()  # as `Op.start_us`
+    bytes: tuple[Count, ...] = ()
+
+    def problems(self) -> Iterator[str]:
+        """Problems of a record that was read from a file, in words."""
+        if len(self.at_us) != len(self.bytes):
+            yield f"has {len(self.at_us)} times for {len(self.bytes)} sizes"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Memory of tensors over one step, in bytes. Memory from before the step is not counted."""
 
@@ -231,6 +245,7 @@ class Memory:
     at_peak: tuple[Allocation, ...]  # largest first
     saved_bytes: dict[str, int]  # module path -> bytes kept for backward
     module_bytes: dict[str, int]  # module path -> bytes its own ops allocated
+    course: MemoryCourse = MemoryCourse()  # empty in files of format 3 and before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,8 +362,13 @@ def _without_faults(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "faults": to_plain(SAVED_BEFORE)}
 
 
+def _without_course(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 knew only the peak of memory."""
+    return fields
+
+
 @dataclass(frozen=True, kw_only=True)
-class Profile(SavedRecord):
+class Profile(ShownAsPage, SavedRecord):
     """One step of a model, op by op and module by module. Shares are shares of `step_us`.
 
     `tw.profile`, `tw.profiling` and `tw.read_trace` make profiles. If `step_us` is
@@ -358,8 +378,8 @@ class Profile(SavedRecord):
 
     FORMAT = RecordFormat(
         what="profile",
-        version=3,
-        upgrades={1: _with_doubt, 2: _without_faults},
+        version=4,
+        upgrades={1: _with_doubt, 2: _without_faults, 3: _without_course},
         remedy="take the profile again, or use the torchweld that saved it",
     )
 

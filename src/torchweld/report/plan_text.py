@@ -170,16 +170,16 @@ def _left(plan: Plan) -> Iterator[str]:
     left: dict[str, list[Planned]] = {}
     for one in plan.planned if decided else ():
         if one.block.path not in decided:
-            left.setdefault(_why_left(one), []).append(one)
+            left.setdefault(why_left(one), []).append(one)
     for why, same in left.items():
         names = ", ".join(_names([one.block.path for one in same]))
         yield f"{counted(len(same), 'block')} left as {_it(same)}: {why}: {names}"
     apart: dict[str, list[PlannedGroup]] = {}
     for group in plan.groups:
         if not group.welded:
-            apart.setdefault(_why_left(group), []).append(group)
+            apart.setdefault(why_left(group), []).append(group)
     for why, alike in apart.items():
-        names = ", ".join(_names([_caller(group) for group in alike]))
+        names = ", ".join(_names([caller_of(group) for group in alike]))
         yield f"{counted(len(alike), 'group')} run member by member: {why}: {names}"
     refused: dict[tuple[str, str], list[Refusal]] = {}
     for refusal in plan.refused:
@@ -195,12 +195,12 @@ def _it(items: Sequence[object]) -> str:
     return "it is" if len(items) == 1 else "they are"
 
 
-def _caller(group: PlannedGroup) -> str:
+def caller_of(group: PlannedGroup) -> str:
     """The module that calls its members."""
     return group.name.rpartition("#")[0]
 
 
-def _why_left(one: Tuned) -> str:
+def why_left(one: Tuned) -> str:
     if one.outcome == "not measured":
         return f"not measured ({_why_unmeasured([one])})"
     if one.outcome == "cannot be welded":
@@ -240,7 +240,7 @@ def details_text(plan: Plan) -> str:
             shown = f"{figure(value)}x" if known else str(value)
             lines += _wrapped(f"{name:<10}{shown}: {meaning}", "  ")
         lines.append("")
-    for one, names in (*_alike(plan.planned), *_alike_groups(plan)):
+    for one, names in (*alike_planned(plan.planned), *alike_groups(plan)):
         for tuning in one.tunings:
             earlier = f", measured {_when(tuning.remembered)}" if tuning.remembered else ""
             lines += _wrapped(f"{names} at {counted(tuning.rows, 'row')}{earlier}: {tuning.reason}")
@@ -283,11 +283,11 @@ def _calls(domain: Domain) -> str:
 
 def _table(plan: Plan) -> list[str]:
     rows: list[tuple[str, ...]] = [(*COLUMNS, KEPT if plan.training else COPIED)]
-    for one, names in _alike(plan.planned):
+    for one, names in alike_planned(plan.planned):
         for tuning in one.tunings:
             rows.append((names, _computes(plan, one), *_cells(tuning, "original", plan.training)))
             names = ""
-    for group, names in _alike_groups(plan):
+    for group, names in alike_groups(plan):
         computes = f"group of {len(plan.members(group))}"
         for tuning in group.tunings:
             rows.append((names, computes, *_cells(tuning, "one by one", plan.training)))
@@ -320,7 +320,7 @@ def _fit(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
+def alike_planned(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
     """Blocks with the same tuning, in one line."""
     groups: dict[tuple[object, ...], list[Planned]] = {}
     for one in planned:
@@ -330,15 +330,15 @@ def _alike(planned: Sequence[Planned]) -> list[tuple[Planned, str]]:
     return [(same[0], ", ".join(_names([p.block.path for p in same]))) for same in groups.values()]
 
 
-def _alike_groups(plan: Plan) -> list[tuple[PlannedGroup, str]]:
+def alike_groups(plan: Plan) -> list[tuple[PlannedGroup, str]]:
     """Groups with the same tuning, as one line: "layers.*.attn: q, k, v"."""
     alike: dict[tuple[object, ...], list[PlannedGroup]] = {}
     for group in plan.groups:
         paths = (one.block.path for one in plan.members(group))
-        members = ", ".join(path.removeprefix(f"{_caller(group)}.") for path in paths)
+        members = ", ".join(path.removeprefix(f"{caller_of(group)}.") for path in paths)
         alike.setdefault((members, group.tunings), []).append(group)
     return [
-        (same[0], f"{', '.join(_names([_caller(group) for group in same]))}: {members}")
+        (same[0], f"{', '.join(_names([caller_of(group) for group in same]))}: {members}")
         for (members, _), same in alike.items()
     ]
 

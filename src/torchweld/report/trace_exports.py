@@ -17,7 +17,14 @@ from torchweld.profiles.profile import Device, Op, Profile, Tensor
 from torchweld.profiles.traces.trace_stream import MACHINE_KEY
 from torchweld.profiles.traces.trace_tensors import TYPE_NAMES
 from torchweld.report.flame_stacks import Frame, device_frames, host_frames, top_name
-from torchweld.report.trace_timeline import Range, Span, is_node, module_ranges, spans
+from torchweld.report.trace_timeline import (
+    Range,
+    Span,
+    is_node,
+    module_ranges,
+    spans,
+    thread_names,
+)
 
 SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -149,10 +156,7 @@ def _rows(profile: Profile) -> list[dict[str, Any]]:
         _meta("process_name", HOST, 0, name="host"),
         _meta("process_labels", HOST, 0, labels="CPU"),
     ]
-    backward = {op.thread for op in profile.ops if op.phase == "backward"}
-    others = {op.thread for op in profile.ops if op.phase != "backward"}
-    for thread in sorted(backward | others):
-        name = "backward" if thread not in others else f"thread {thread}"
+    for thread, name in thread_names(profile).items():
         found.append(_meta("thread_name", HOST, thread, name=name))
     kernels = profile.device.kernels if profile.device is not None else ()
     for device in sorted({kernel.device for kernel in kernels}):

@@ -31,13 +31,18 @@ class Span(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Range:
-    """The ops of one call of a module, or of its backward, on one thread."""
+    """The ops of one call of a module, or of its backward, on one thread.
+
+    It lies inside the op `around`, and there inside `depth` other ranges.
+    """
 
     name: str
     thread: int
     start_us: float
     end_us: float
     module: int
+    around: int  # -1 for none
+    depth: int
     call: int | None = None
 
     @property
@@ -56,6 +61,13 @@ def _inside(ops: Sequence[Op]) -> list[list[int]]:
     for i, op in enumerate(ops):
         found[op.parent].append(i)
     return found
+
+
+def thread_names(profile: Profile) -> dict[int, str]:
+    """Host threads with ops, by number."""
+    others = {op.thread for op in profile.ops if op.phase != "backward"}
+    every = sorted({op.thread for op in profile.ops})
+    return {thread: f"thread {thread}" if thread in others else "backward" for thread in every}
 
 
 # ---- ops ----
@@ -126,13 +138,34 @@ def module_ranges(profile: Profile, placed: Sequence[Span]) -> Iterator[Range]:
         for i in inside[parent]:
             by_thread.setdefault(ops[i].thread, []).append(i)
         for children in by_thread.values():
-            yield from _ranges_of(profile, placed, children, ops[parent] if parent >= 0 else None)
+            yield from _ranges_of(profile, placed, children, parent)
+
+
+def range_counts(profile: Profile) -> list[int]:
+    """By op: ranges around it that lie inside the op around it, if any."""
+    ops = profile.ops
+    known: dict[tuple[int, int, bool], int] = {}
+    found = []
+    for op in ops:
+        around = ops[op.parent] if op.parent >= 0 else None
+        inside = around.module if around is not None else -1
+        turned = around is not None and _is_late(around) != _is_late(op)
+        key = (op.module, inside, turned)
+        if key not in known:
+            known[key] = len(_chain(profile, op, around))
+        found.append(known[key])
+    return found
+
+
+def _is_late(op: Op) -> bool:
+    return op.phase == "backward"
 
 
 def _ranges_of(
-    profile: Profile, placed: Sequence[Span], children: Sequence[int], around: Op | None
+    profile: Profile, placed: Sequence[Span], children: Sequence[int], parent: int
 ) -> Iterator[Range]:
-    """Ranges among ops that stand beside each other inside `around`."""
+    """Ranges among ops that stand beside each other inside the op `parent`, -1 for none."""
+    around = profile.ops[parent] if parent >= 0 else None
     found: list[Range] = []
     opened: list[Range] = []
     for i in children:
@@ -155,6 +188,8 @@ def _ranges_of(
                     start_us=span.start_us,
                     end_us=span.end_us,
                     module=module,
+                    around=parent,
+                    depth=len(opened),
                 )
             )
             found.append(opened[-1])
@@ -169,7 +204,7 @@ def _chain(profile: Profile, op: Op, around: Op | None) -> list[int]:
     """The modules to open for `op`, outermost first: those that `around` is not in already."""
     found: list[int] = []
     stop = around.module if around is not None else 0
-    if around is not None and (around.phase == "backward") != (op.phase == "backward"):
+    if around is not None and _is_late(around) != _is_late(op):
         stop = 0
     index = op.module
     while index > 0 and index != stop:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torchweld.core.html_shown import ShownInNotebooks
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Count, Measured, Positive, Ratio
@@ -37,7 +38,7 @@ def _from_first(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(SavedRecord):
+class Comparison(ShownInNotebooks, SavedRecord):
     """One candidate against the baseline.
 
     baseline, candidate: the names of the sides

@@ -17,18 +17,13 @@ import torch
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.passing_exceptions import is_interrupt
-
-try:
-    import resource
-except ImportError:  # Windows: preemption is not noticed there, and only shows as noise
-    resource = None  # type: ignore[assignment]
+from torchweld.timing import core_waiting
 
 Clock = Callable[[], float]
 
-# Calls of 3 ms on two threads met 33 involuntary context switches a second on a quiet 2-core
-# virtual machine (kernel threads, microseconds each) and 200 with another process on one core
-# (whole time slices, which multiply a call's time by 2 to 10).
-TOLERATED_PREEMPTIONS_PER_THREAD_S = 50.0
+# Asking how long threads waited takes some ten microseconds and leaves caches colder. In a block
+# this long that does not show.
+_LONG_BLOCK_S = 1e-3
 
 _SMALLEST_FLUSH_BYTES = 64 << 20
 _LARGEST_FLUSH_BYTES = 1 << 30
@@ -50,6 +45,7 @@ class CallableSide:
     def __init__(self, function: Callable[[], Any], clock: Clock = time.perf_counter) -> None:
         self._function = function
         self._clock = clock
+        self._long = False
         self.preempted = False
 
     def time(self, calls: int) -> float:
@@ -57,18 +53,31 @@ class CallableSide:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            switches = _involuntary_switches()
+            waited_s = core_waiting.waited_s() if self._long else None
+            switches = core_waiting.switches()
             start = clock()
             for _ in itertools.repeat(None, calls):
                 function()
             seconds = clock() - start
-            switches = _involuntary_switches() - switches
+            switches = core_waiting.switches() - switches
         finally:
             if collecting:
                 gc.enable()
-        tolerated = TOLERATED_PREEMPTIONS_PER_THREAD_S * torch.get_num_threads()
-        self.preempted = switches > int(seconds * tolerated)
+        self.preempted = core_waiting.too_many(switches, seconds) and _lost(waited_s, seconds)
+        self._long = seconds >= _LONG_BLOCK_S
         return seconds
+
+
+def _lost(waited_before_s: float | None, seconds: float) -> bool:
+    """Whether threads waited for a core in too much of a block; True if nobody counted.
+
+    Switches alone do not tell: one that clears many fresh pages meets kernel threads at every turn,
+    for microseconds each.
+    """
+    waited_s = None if waited_before_s is None else core_waiting.waited_s()
+    if waited_before_s is None or waited_s is None:
+        return True
+    return waited_s - waited_before_s > core_waiting.TOLERATED * seconds
 
 
 class CacheFlush:
@@ -131,10 +140,3 @@ def last_level_cache_bytes() -> int:
         if digits.isdigit():
             largest = max(largest, int(digits) * unit)
     return largest
-
-
-def _involuntary_switches() -> int:
-    """How often any thread of this process had to give up its core."""
-    if resource is None:
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

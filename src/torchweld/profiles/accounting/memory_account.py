@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from torchweld.profiles import recorded_events
+from torchweld.profiles.accounting.memory_course import course_of
 from torchweld.profiles.attributing.attribution import ENGINE, Attribution
 from torchweld.profiles.profile import Allocation, Memory
 
@@ -61,6 +62,7 @@ def memory_account(recording: recorded_events.Recording, found: Attribution) -> 
         at_peak=tuple(_describe(allocation, recording, found) for allocation in largest),
         saved_bytes=_descending(_saved(recording, found)),
         module_bytes=_descending(made),
+        course=course_of(recording, found),
     )
 
 

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchweld.core.argument_checks import check_kind
+from torchweld.core.html_shown import ShownInNotebooks
 from torchweld.core.module_paths import by_pattern, grouped_paths, joined, normal_path, pattern_of
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Positive
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
+from torchweld.profiles.accounting.aligned_paths import below_prefix, common_prefixes
 from torchweld.profiles.accounting.memory_traffic import round_trips_of
 from torchweld.profiles.accounting.op_costs import works_of
 from torchweld.profiles.accounting.time_account import Account, account
@@ -76,7 +78,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff(SavedRecord):
+class Diff(ShownInNotebooks, SavedRecord):
     """Two profiles side by side. All amounts are for one step.
 
     `changes` holds every module that did anything, what changed most first; together they are the
@@ -111,7 +113,8 @@ def diff(a: Profile, b: Profile) -> Diff:
     for name, profile in (("a", a), ("b", b)):
         check_kind("diff", name, profile, Profile, "tw.profile and tw.read_trace return one")
     sides = _Side(a), _Side(b)
-    _unwrap(*sides)
+    prefixes = common_prefixes(*((side.normal, side.normal_ran) for side in sides))
+    sides[0].prefix, sides[1].prefix = prefixes
     shared = sides[0].ran & sides[1].ran | {""}
     amounts = [side.amounts(shared) for side in sides]
     on_device = a.device is not None and b.device is not None
@@ -189,11 +192,22 @@ def _weight(change: Change, timed: bool, on_device: bool) -> tuple[float, ...]:
 
 def not_comparable(a: Profile, b: Profile) -> tuple[str, ...]:
     """Reasons why a difference in time would not be the model's."""
-    one, two = a.about, b.about
+    devices = [p.device.name if p.device is not None else "none" for p in (a, b)]
+    return why_not_comparable((a.about, b.about), (a.step_us, b.step_us), devices)
+
+
+def why_not_comparable(
+    abouts: tuple[About, About],
+    steps_us: tuple[float | NotMeasured, float | NotMeasured],
+    devices: Sequence[str] = ("none", "none"),
+    names: tuple[str, str] = ("a", "b"),
+) -> tuple[str, ...]:
+    """The same for what is known of two profiles: where they come from, and their steps."""
+    one, two = abouts
     found = [
-        f"{name} was {profile.step_us}"
-        for name, profile in (("a", a), ("b", b))
-        if isinstance(profile.step_us, NotMeasured)
+        f"{name} was {step_us}"
+        for name, step_us in zip(names, steps_us, strict=True)
+        if isinstance(step_us, NotMeasured)
     ]
     if one.source != two.source:
         found.append(f"one is a {one.source} profile, the other a {two.source}")
@@ -205,7 +219,7 @@ def not_comparable(a: Profile, b: Profile) -> tuple[str, ...]:
         ("CPU", one.cpu, two.cpu),
         ("threads", str(one.threads), str(two.threads)),
         ("torch", one.torch, two.torch),
-        ("device", *(p.device.name if p.device is not None else "none" for p in (a, b))),
+        ("device", *devices),
     ):
         if before != after:
             found.append(f"{what}: {before or 'unknown'} against {after or 'unknown'}")
@@ -246,41 +260,22 @@ class _Side:
 
     @property
     def paths(self) -> list[str]:
-        """One for every module; what stands outside the prefix counts as the model itself."""
-        if not self.prefix:
-            return self.normal
-        start = f"{self.prefix}."
-        kept = ("optimizer",)
+        """One for every module."""
+        return [below_prefix(path, self.prefix) for path in self.normal]
+
+    @cached_property
+    def normal_ran(self) -> list[str]:
+        """Normal paths of modules that did anything."""
+        modules = zip(self.normal, self.profile.modules, self.account.modules, strict=True)
         return [
-            path[len(start) :] if path.startswith(start) else path if path in kept else ""
-            for path in self.normal
+            path
+            for path, module, found in modules
+            if module.calls or found.launches or module.total_us > 0
         ]
 
     @property
     def ran(self) -> set[str]:
-        """Paths of modules that did anything."""
-        return {
-            path
-            for path, module, found in zip(
-                self.paths, self.profile.modules, self.account.modules, strict=True
-            )
-            if module.calls or found.launches or module.total_us > 0
-        }
-
-    def prefixes(self) -> list[str]:
-        """Places at which the model proper may begin: below wrappers of a single child."""
-        found, inner = [""], ""
-        while True:
-            start = f"{inner}." if inner else ""
-            below = {
-                start + path[len(start) :].partition(".")[0]
-                for path in self.normal
-                if path.startswith(start) and path != inner and path != "optimizer"
-            }
-            if len(below) != 1:
-                return found
-            (inner,) = below
-            found.append(inner)
+        return {below_prefix(path, self.prefix) for path in self.normal_ran}
 
     def kinds(self) -> dict[str, str]:
         """Path -> class; of a wrapper and what it wraps, at one path, that of the latter."""
@@ -352,20 +347,6 @@ class _Side:
             launches = 0 if kernel.op >= 0 else 1
             found[at] += Amount(launches=launches, device_us=kernel.duration_us)
         return found
-
-
-def _unwrap(a: _Side, b: _Side) -> None:
-    """Finds the prefixes under which the two models have most in common."""
-    best, chosen = 0, ("", "")
-    for one in a.prefixes():
-        for two in b.prefixes():
-            if one and two:
-                continue  # a wrapper on both sides is part of the model
-            a.prefix, b.prefix = one, two
-            common = len((a.ran & b.ran) - {""})
-            if common > best:
-                best, chosen = common, (one, two)
-    a.prefix, b.prefix = chosen
 
 
 # ---- layers that changed alike ----

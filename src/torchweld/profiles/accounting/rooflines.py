@@ -107,12 +107,12 @@ def _row(profile: Profile, account: Account, members: list[int], whole_us: float
         moved_bytes=moved,
         gflops=1e-3 * flops / working_us if rated and flops else None,
         gbps=1e-3 * moved / working_us if rated else None,
-        of_roofline=_reached(roofline_us / working_us) if rated else None,
+        of_roofline=reached(roofline_us / working_us) if rated else None,
         bound=bounds.most_common(1)[0][0],
         split=split,
     )
 
 
-def _reached(share: float) -> float | None:
+def reached(share: float) -> float | None:
     """Share of the roofline, at most 1; None if the roofline cannot be right."""
     return min(share, 1.0) if share <= TOLERATED_EXCESS else None

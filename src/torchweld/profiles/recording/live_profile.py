@@ -34,7 +34,6 @@ from torchweld.machine.page_faults import UNCOUNTED, FaultCount, FaultMeter
 from torchweld.profiles.attributing.compilation_watch import watch_compilation
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recorded_events import Recording
-from torchweld.profiles.recording.core_waiting import TOLERATED, CoreWaiting
 from torchweld.profiles.recording.module_instrument import (
     Forward,
     Roots,
@@ -57,6 +56,7 @@ from torchweld.profiles.recording.profiler_overhead import (
 )
 from torchweld.profiles.recording.torch_profiler import record
 from torchweld.profiles.step_faults import KEEP_MEMORY
+from torchweld.timing.core_waiting import TOLERATED, CoreWaiting
 
 Progress = Callable[[str, float], None]
 

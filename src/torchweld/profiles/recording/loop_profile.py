@@ -29,11 +29,11 @@ from torchweld.machine.machine_load import load_words
 from torchweld.machine.page_faults import UNCOUNTED, FaultCount, FaultMeter
 from torchweld.profiles.profile import Profile
 from torchweld.profiles.recorded_events import Recording
-from torchweld.profiles.recording.core_waiting import CoreWaiting
 from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.profile_building import Samples, build, cuda_wait
 from torchweld.profiles.recording.profiler_overhead import Round, step_us
 from torchweld.profiles.recording.torch_profiler import Recorder
+from torchweld.timing.core_waiting import CoreWaiting
 
 
 class _Kind(Enum):

@@ -17,7 +17,6 @@ from torchweld.profiles.attributing.attribution import Costs, ModulePlace, attri
 from torchweld.profiles.profile import About, Compilation, Profile, Timing
 from torchweld.profiles.profile_doubts import doubt
 from torchweld.profiles.recorded_events import MODULE, Recording
-from torchweld.profiles.recording.core_waiting import TOLERATED
 from torchweld.profiles.recording.module_instrument import Roots, is_compiled, places
 from torchweld.profiles.recording.pricing_machine import this_machine
 from torchweld.profiles.recording.profiler_overhead import (
@@ -39,6 +38,7 @@ from torchweld.profiles.recording.time_checks import (
 )
 from torchweld.profiles.recording.torch_profiler import has_cuda
 from torchweld.profiles.step_faults import faults_of
+from torchweld.timing.core_waiting import TOLERATED
 
 # Below this, the clock around a module adds noticeably to the time that it shows.
 CHECKED_FROM_US = 50.0

@@ -23,9 +23,9 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.page_faults import UNCOUNTED, FaultCount
 from torchweld.profiles.attributing.attribution import Costs
 from torchweld.profiles.recorded_events import MODULE, OP, STEP, Recording
-from torchweld.profiles.recording.core_waiting import TOLERATED
 from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.torch_profiler import record
+from torchweld.timing.core_waiting import TOLERATED
 
 TINY_OPS = 300
 ROUNDS = 7

@@ -1,7 +1,7 @@
-"""How much of a step its threads spent waiting for a core that another process had.
+"""How much of a time its threads spent waiting for a core that another process had.
 
-Linux counts that for every thread (`/proc/self/task/*/schedstat`). Elsewhere involuntary switches
-are counted, as in `timing/`; a step above that tolerance counts as lost altogether.
+Linux counts that for every thread (`/proc/self/task/*/schedstat`). Elsewhere, and in times too
+short for it, involuntary switches tell: how often a thread had to give up its core.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from pathlib import Path
 
 import torch
 
-from torchweld.timing.timed_sides import TOLERATED_PREEMPTIONS_PER_THREAD_S
-
 try:
     import resource
 except ImportError:  # Windows: not noticed there, and shows only as noise
     resource = None  # type: ignore[assignment]
 
 TASKS = "/proc/self/task"
+# Calls of 3 ms on two threads met 33 involuntary context switches a second on a quiet 2-core
+# virtual machine (kernel threads, microseconds each) and 200 with another process on one core
+# (whole time slices, which multiply a call's time by 2 to 10).
+TOLERATED_SWITCHES_PER_THREAD_S = 50.0
 # A step that lost more than this share of its time was disturbed. On an idle machine kernel threads
 # took less than 0.4 % of steps of 14 ms; one other process took a third and more.
 TOLERATED = 0.05
@@ -36,20 +38,19 @@ class CoreWaiting:
         self.begin()
 
     def begin(self) -> None:
-        self._waited_s, self._switches = _waited_s(), _switches()
+        self._waited_s, self._switches = waited_s(), switches()
         self._begun_s = time.perf_counter()
 
     def lost(self) -> float:
         """The share of the time since `begin` in which threads waited for a core; 1 at most."""
         elapsed_s = max(time.perf_counter() - self._begun_s, 1e-9)
-        now_s = _waited_s()
+        now_s = waited_s()
         if now_s is None or self._waited_s is None:
-            tolerated = TOLERATED_PREEMPTIONS_PER_THREAD_S * torch.get_num_threads() * elapsed_s
-            return 1.0 if _switches() - self._switches > int(tolerated) else 0.0
+            return 1.0 if too_many(switches() - self._switches, elapsed_s) else 0.0
         return min(1.0, max(0.0, now_s - self._waited_s) / elapsed_s)
 
 
-def _waited_s() -> float | None:
+def waited_s() -> float | None:
     """Of all threads together, since they began; None if the system does not count it."""
     waited_ns = 0
     try:
@@ -63,5 +64,11 @@ def _waited_s() -> float | None:
     return waited_ns / 1e9 if waited_ns else None
 
 
-def _switches() -> int:
+def switches() -> int:
+    """How often any thread of this process had to give up its core."""
     return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def too_many(count: int, seconds: float) -> bool:
+    """Whether so many switches within `seconds` are more than a quiet machine has."""
+    return count > int(seconds * TOLERATED_SWITCHES_PER_THREAD_S * torch.get_num_threads())

@@ -1,0 +1,108 @@
+"""One kept run as a page: its plan if it has one, its rounds as strips, and where it was measured.
+
+In: a run of the history, and the runs that its plot is to show. Out: a `Page`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchweld.core.errors import TorchweldError
+from torchweld.core.not_measured import NotMeasured
+from torchweld.core.number_text import duration
+from torchweld.gates.gate_baseline import PLAN
+from torchweld.history.kept_runs import Run, RunCell
+from torchweld.history.kept_samples import CONTROL, LOG_RATIOS
+from torchweld.pages.history_view import history_plots, kept_figure, kept_interval
+from torchweld.pages.page_building import joined_pages, plan_page
+from torchweld.pages.page_environment import of_fingerprint
+from torchweld.pages.page_numbers import ratios
+from torchweld.pages.page_records import Page, Strip
+from torchweld.plans.plan import Plan
+
+PROFILE_NOTE = (
+    "the history keeps the figures of a profile, not the profile; torchweld profile --save "
+    "FILE.json keeps it whole, and torchweld report FILE.json shows it"
+)
+
+
+def run_page(run: Run, runs: Sequence[Run] = ()) -> Page:
+    """`runs`: those of the same thing, for the plot; the run itself, if none are given."""
+    state = "" if run.finished else ", unfinished: it was interrupted"
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in run.settings.items())
+    own = Page(
+        title=f"{run.name}: {run.what}",
+        verdict=f"{run.kind} of {run.what}, {run.created[:19].replace('T', ' ')} UTC{state}"
+        f"{_step_words(run)}.",
+        history=history_plots(runs or [run]),
+        strips=tuple(strip for cell in run.cells for strip in _strips(cell)),
+        environment=of_fingerprint(run.fingerprint),
+        notes=tuple(
+            filter(
+                None,
+                (
+                    f"kept {run.created} as {run.name}, run {run.id}",
+                    settings and f"settings: {settings}",
+                    PROFILE_NOTE if run.kind == "profile" else "",
+                ),
+            )
+        ),
+    )
+    plan = _plan(run)
+    if plan is None:
+        return own
+    joined = joined_pages([plan_page(plan), own])
+    return replace(joined, title=own.title)
+
+
+def _plan(run: Run) -> Plan | None:
+    cell = run.cell(PLAN)
+    if cell is None or run.kind not in ("fuse", "gate"):
+        return None
+    data = cell.data.get("plan") if run.kind == "fuse" else cell.data
+    if not isinstance(data, Mapping):
+        raise TorchweldError(f"run {run.id} of {run.name} has no plan that can be read")
+    # The first histories kept plans without their mark.
+    return Plan.from_dict({**Plan.FORMAT.mark(1), **data})
+
+
+def _step_words(run: Run) -> str:
+    cell = run.cell("step") if run.kind == "profile" else None
+    step_us = cell.data.get("step_us") if cell is not None else None
+    return f": a step takes {duration(step_us)}" if isinstance(step_us, float) else ""
+
+
+def _strips(cell: RunCell) -> Iterator[Strip]:
+    """The series of rounds; of a bench, each under the name of its side."""
+    for series, values in cell.samples.items():
+        if not series.endswith(LOG_RATIOS) or series.endswith(CONTROL) or not values:
+            continue
+        side = series.removesuffix(LOG_RATIOS)
+        data: Mapping[str, Any] = cell.data
+        if side.strip():
+            inner = cell.data.get(side.strip())
+            data = inner if isinstance(inner, Mapping) else {}
+        speedup = kept_figure(data.get("speedup", data.get("speed")))
+        verdict = data.get("verdict")
+        yield Strip(
+            name=", ".join(filter(None, (cell.cell, side.strip()))),
+            ratios=ratios(values),
+            control=ratios(cell.samples.get(f"{side}{CONTROL}", ())),
+            speedup=speedup,
+            interval=kept_interval(data.get("interval", [data.get("low"), data.get("high")])),
+            verdict=_verdict(verdict, speedup),
+        )
+
+
+def _verdict(kept: Any, speedup: float | NotMeasured) -> str:
+    if isinstance(kept, str):
+        return kept
+    return "not measured" if isinstance(speedup, NotMeasured) else ""
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return str(value)

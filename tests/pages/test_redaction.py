@@ -1,0 +1,214 @@
+"""Redaction: no name survives, structure does, and no text field is without a rule."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from tests.support.block_profiles import blocks
+
+from torchweld.core.not_measured import NotMeasured
+from torchweld.pages import redaction
+from torchweld.pages.page_building import page_of
+from torchweld.pages.page_html import html_of
+from torchweld.pages.page_records import BlockRow, Page
+from torchweld.pages.public_names import is_own_word, is_public_op
+from torchweld.pages.redaction import KEPT_ROWS, RULES, redacted
+
+# What stays as it is: figures of the machine that many have.
+KEPT = {"About.cpu", "About.torch"}
+
+
+class Marked:
+    """A page in which every text is a word of its own, none of which torchweld uses."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        self.markers: dict[str, str] = {}  # marker -> where it stands
+
+    def marker(self, where: str) -> str:
+        found = f"qz{next(self.numbers)}vx"
+        self.markers[found] = where
+        return found
+
+    def made(self, hint: Any, where: str) -> Any:
+        origin, inside = get_origin(hint), get_args(hint)
+        if hint is str:
+            return self.marker(where)
+        if origin is Annotated:
+            return self.made(inside[0], where)
+        if origin is Literal:
+            return inside[0]
+        if origin in (Union, types.UnionType):
+            if NotMeasured in inside and where.endswith(("speedup", "step_us")):
+                return NotMeasured(self.marker(f"{where}, why"))
+            kind = next(one for one in inside if one not in (NotMeasured, types.NoneType))
+            return self.made(kind, where)
+        if origin is tuple:
+            kinds = inside[:1] if inside[-1] is Ellipsis else inside
+            return tuple(self.made(one, where) for one in kinds)
+        if is_dataclass(hint) and isinstance(hint, type):
+            return self.record(hint)
+        return {int: 0, float: 1.0, bool: False}[hint]
+
+    def record(self, kind: type) -> Any:
+        hints = get_type_hints(kind, include_extras=True)
+        names = [one.name for one in fields(kind)]
+        return kind(**{name: self.made(hints[name], f"{kind.__name__}.{name}") for name in names})
+
+
+def records(kind: type, seen: set[type] | None = None) -> Iterator[type]:
+    """Every class of records below one."""
+    seen = set() if seen is None else seen
+    if kind in seen:
+        return
+    seen.add(kind)
+    yield kind
+    hints = get_type_hints(kind)
+    pending = [hints[one.name] for one in fields(kind)]
+    while pending:
+        hint = pending.pop()
+        if is_dataclass(hint) and isinstance(hint, type) and hint is not NotMeasured:
+            yield from records(hint, seen)
+        pending += get_args(hint)
+
+
+def test_no_name_survives_anywhere() -> None:
+    marked = Marked()
+    page = marked.record(Page)
+    page = Page.from_json(page.to_json())  # as it is read
+    there = html_of(page)
+    assert all(marker in there for marker in marked.markers), "the page does not show them"
+    found = html_of(redacted(page))
+    left = {where for marker, where in marked.markers.items() if marker in found}
+    assert left == KEPT
+
+
+def test_every_text_field_has_a_rule_and_every_rule_a_field() -> None:
+    texts = {
+        f"{kind.__name__}.{one.name}"
+        for kind in records(Page)
+        for one in fields(kind)
+        if redaction._holds_text(get_type_hints(kind)[one.name])
+    }
+    assert texts == set(RULES)
+
+
+def test_a_field_without_a_rule_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RULES, "BlockRow.serves")
+    redaction.rule_of.cache_clear()
+    row = BlockRow(path="", what="", outcome="", serves="", reason="")
+    with pytest.raises(KeyError, match=r"BlockRow\.serves"):
+        redacted(Page(title="", verdict="", blocks=(row,)))
+    redaction.rule_of.cache_clear()
+
+
+def made(**given: Any) -> Page:
+    return redacted(Page(**{"title": "", "verdict": "", **given}))
+
+
+def block(path: str, reason: str = "", what: str = "Linear 8→8") -> BlockRow:
+    return BlockRow(path=path, what=what, outcome="welded", serves="cpu packed", reason=reason)
+
+
+def test_paths_keep_their_structure_everywhere() -> None:
+    page = made(
+        verdict="zebra: welded zoo.*.yak and zoo.3.yak.xerus; the yak is 1.31x faster.",
+        blocks=(block("zoo.3.yak.xerus", "as zoo.[0-3].yak.xerus.weight is"), block("zoo.12.yak")),
+    )
+    assert [row.path for row in page.blocks] == ["m1.3.m2.m3", "m1.12.m2"]
+    assert page.blocks[0].reason == "as m1.[0-3].m2.m3.weight is"
+    assert page.verdict == "w1: welded m1.*.m2 and m1.3.m2.m3; the m2 is 1.31x faster."
+
+
+def test_what_torchweld_says_stays_readable() -> None:
+    says = (
+        "gelu 768→3072→768: not faster (1.02, 0.98–1.06) at 64 rows, 12.3 µs of 4.20 GB/s; "
+        "aten::addmm and torch.compile, float32, 1e-05; give --budget 32, or budget_s=32."
+    )
+    assert made(notes=(says,)).notes == (says,)
+
+
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [
+        ("refused (modelling_zorro.py:212)", "refused (file1)"),
+        ("torchweld fuse /home/zed/x.py:make --input 8x768", "torchweld fuse file1 --input 8x768"),
+        ("zed@example.org on 10.1.22.7", "host1 on host2"),
+        ("zorro::dispatch, then mm", "op1, then mm"),
+        ("commit 94560275a6e2", "commit w1"),
+        ("动物 is slow", "w1 is slow"),
+    ],
+)
+def test_names_in_sentences_are_replaced(says: str, found: str) -> None:
+    assert made(notes=(says,)).notes == (found,)
+
+
+def test_odd_names_of_modules_are_replaced_in_sentences_too() -> None:
+    evil = "<script>alert(1)</script>"
+    page = made(blocks=(block(f"a.{evil}"), block("★")), notes=(f"see a.{evil}, and ★",))
+    assert evil not in page.to_json()
+    assert "★" not in page.to_json()
+
+
+def test_classes_of_torch_keep_their_names() -> None:
+    page = made(blocks=(block("a", what="ModuleList"), block("b", what="Zorro")))
+    assert [row.what for row in page.blocks] == ["ModuleList", "Class1"]
+
+
+def test_the_environment_keeps_what_many_machines_share() -> None:
+    rows = (("CPU", "Zorro 9000"), ("commit", "abc123"), ("machine", "77"), ("model", "Zorro"))
+    assert made(environment=rows).environment == (
+        ("CPU", "Zorro 9000"),
+        ("commit", "commit1"),
+        ("machine", "machine1"),
+        ("model", "Class1"),
+    )
+    assert "CPU" in KEPT_ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("aten::mm", True),
+        ("torchweld::chain", True),
+        ("engine: AddmmBackward0", True),
+        ("NativeLayerNormBackward0", True),
+        ("engine: ZorroBackward", False),
+        ("zorro::mm", False),
+        ("cudaLaunchKernel", True),
+        ("void at::native::vectorized_elementwise_kernel<4>", True),
+        ("triton_poi_fused_add_gelu_0", True),
+        ("zorro_kernel", False),
+    ],
+)
+def test_ops_are_public_or_not(name: str, public: bool) -> None:
+    assert is_public_op(name) is public
+
+
+def test_a_profile_is_redacted_and_still_adds_up() -> None:
+    profile = blocks()
+    page = page_of([replace(profile, about=replace(profile.about, what="Zorro"))])
+    found = redacted(page)
+    paths = [row.path for row in page.sides[0].modules]
+    assert len({row.path for row in found.sides[0].modules}) == len(set(paths))
+    assert all(
+        part.isdecimal() or part.startswith("m")
+        for row in found.sides[0].modules
+        for part in row.path.split(".")
+        if part
+    )
+    assert page.sides[0].flame is not None
+    assert found.sides[0].flame is not None
+    assert found.sides[0].flame.own_us == page.sides[0].flame.own_us
+    assert "Zorro" not in found.to_json()
+    assert redacted(found).sides[0].flame is not None  # again, without an error
+
+
+def test_own_words_are_those_of_the_sources() -> None:
+    assert is_own_word("Faster")
+    assert not is_own_word("qz1vx")

@@ -1,0 +1,239 @@
+/** Benches: who is fastest where, and speed by the number of rows. */
+
+import { scaleLog } from "d3-scale";
+import { area as bandShape, line } from "d3-shape";
+
+import { blank, bottomAxis, tickText, type Area } from "./axes";
+import { drawnToFit, html, offstage, svg, type Child } from "./dom";
+import { legendOf } from "./flame_section";
+import { fitted } from "./flame_view";
+import { count, interval, ratio, reason } from "./number_text";
+import { finite, type CrossoverMap, type CurvePlot, type MapCell, type Page } from "./page_data";
+import { figureOf, type Section, type Table } from "./plot";
+import { ends, speedFrame, speedScale } from "./speed_plot";
+import { withTooltips } from "./tooltip";
+
+export function benchSection(page: Page): Section | null {
+  const maps = page.maps ?? [];
+  const curves = (page.curves ?? []).filter((plot) =>
+    plot.curves.some((one) => one.points.length > 0),
+  );
+  if (maps.length === 0 && curves.length === 0) return null;
+  const content: Child[] = maps.map((map, i) => crossover(map, i));
+  if (curves.length > 0) {
+    content.push(html("div", { class: "small-plots" }, ...curves.map(curvesOf)));
+  }
+  return { id: "bench", title: "Speed by shape", short: "Bench", content };
+}
+
+/** Steps of a heat cell: below 1 loses, above 1 wins. */
+function heatClass(cell: MapCell | undefined): string {
+  const speed = finite(cell?.speedup);
+  if (speed === null) return "heat-none";
+  const limits = [0.8, 0.95, 1.05, 1.25, 1.6];
+  return `heat-${limits.filter((limit) => speed > limit).length}`;
+}
+
+function crossover(map: CrossoverMap, number: number): HTMLElement {
+  const cells = new Map(map.cells.map((cell) => [`${cell.row} ${cell.column}`, cell]));
+  const head = map.columns.map((name) => html("th", { scope: "col" }, name));
+  const rows = map.rows.map((name, r) =>
+    html(
+      "tr",
+      {},
+      html("th", { scope: "row" }, name),
+      ...map.columns.map((_, c) => heatCell(cells.get(`${r} ${c}`))),
+    ),
+  );
+  const table = html(
+    "table",
+    { class: "heat" },
+    html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "block \\ rows"), ...head)),
+    html("tbody", {}, ...rows),
+  );
+  const title = `Who is fastest: ${map.title}`;
+  const region = { class: "scroll", role: "region", "aria-label": `${title}, map`, tabindex: 0 };
+  return figureOf({
+    id: `bench-map-${number}`,
+    title,
+    unit: "the fastest, and ours over the best other",
+    body: [html("div", region, table)],
+    table: () => mapTable(map),
+    drawing: () => drawMap(map),
+  });
+}
+
+function heatCell(cell: MapCell | undefined): HTMLElement {
+  if (cell === undefined) return html("td", { class: "heat-none" }, "–");
+  return html(
+    "td",
+    { class: heatClass(cell), title: reason(cell.speedup) },
+    html("strong", {}, ratio(cell.speedup)),
+    cell.best !== "" && html("span", {}, cell.best),
+  );
+}
+
+/** The map as a drawing, for slides; the page itself has it as a table. */
+function drawMap(map: CrossoverMap): SVGSVGElement {
+  const [left, cell, height] = [230, 104, 42];
+  const width = left + map.columns.length * cell;
+  const drawing = blank(width, (map.rows.length + 1) * height, map.title);
+  const text = (x: number, y: number, words: string, style = "middle") =>
+    svg("text", { x, y, class: style }, words);
+  map.columns.forEach((name, c) =>
+    drawing.append(text(left + (c + 0.5) * cell, 26, name, "middle muted")),
+  );
+  map.rows.forEach((name, r) =>
+    drawing.append(text(0, (r + 1) * height + 25, fitted(name, left - 10), "strong")),
+  );
+  for (const one of map.cells) {
+    const x = left + one.column * cell;
+    const y = (one.row + 1) * height;
+    const middle = x + cell / 2;
+    drawing.append(
+      svg("rect", { x, y, width: cell - 1, height: height - 1, class: heatClass(one) }),
+      text(middle, y + 18, ratio(one.speedup), "middle strong"),
+      text(middle, y + 33, one.best),
+    );
+  }
+  return offstage(drawing);
+}
+
+function mapTable(map: CrossoverMap): Table {
+  return {
+    columns: ["block", "rows", "fastest", "ours over the best other", "why not"].map((name) => ({
+      name,
+    })),
+    rows: map.cells.map((cell) => [
+      map.rows[cell.row],
+      map.columns[cell.column],
+      cell.best,
+      ratio(cell.speedup),
+      reason(cell.speedup),
+    ]),
+  };
+}
+
+function curvesOf(plot: CurvePlot, number: number): HTMLElement {
+  const holder = html("div", { class: "drawing" });
+  drawnToFit(holder, (width) => draw(plot, width));
+  withTooltips(holder, (target) => {
+    const at = target.closest("[data-point]")?.getAttribute("data-point")?.split(" ");
+    if (at === undefined) return null;
+    const curve = plot.curves[Number(at[0])];
+    const point = curve.points[Number(at[1])];
+    return [
+      `${curve.name}, ${count(point.x)} rows`,
+      ratio(point.speedup),
+      interval(point.interval),
+      point.verdict,
+    ];
+  });
+  const table = (): Table => ({
+    columns: [
+      { name: "way" },
+      { name: "rows", show: count },
+      { name: "speed" },
+      { name: "interval" },
+      { name: "verdict" },
+      { name: "why not" },
+    ],
+    rows: plot.curves.flatMap((curve) =>
+      curve.points.map((point) => [
+        curve.name,
+        point.x,
+        ratio(point.speedup),
+        interval(point.interval),
+        point.verdict,
+        reason(point.speedup),
+      ]),
+    ),
+  });
+  return figureOf({
+    id: `bench-curves-${number}`,
+    title: plot.title,
+    unit: plot.source === "plan" ? "measured for the plan" : "bench",
+    body: [holder, legendOf(plot.curves.map((curve, i) => [`curve-${i % 5}`, curve.name]))],
+    table,
+    drawing: () => holder.querySelector("svg"),
+  });
+}
+
+function draw(plot: CurvePlot, width: number): SVGSVGElement {
+  const height = 250;
+  const right = width > 420 ? 92 : 14;
+  const area: Area = { left: 46, top: 28, width: width - 46 - right, height: height - 28 - 42 };
+  const points = plot.curves.flatMap((curve) => curve.points);
+  const rows = [...new Set(points.map((point) => point.x))].sort((a, b) => a - b);
+  const first = Math.max(1, rows[0]);
+  const last = Math.max(first * 1.01, rows[rows.length - 1]);
+  const x = scaleLog([first, last], [area.left + 8, area.left + area.width - 8]);
+  const y = speedScale(points, area);
+  const names = plot.curves.map((curve) => curve.name).join(", ");
+  const drawing = blank(width, height, `Speed of ${names} by rows; the table has the numbers`);
+  drawing.append(
+    bottomAxis(area, { place: x, ticks: rows, text: tickText, title: "rows" }, 34),
+    ...speedFrame(area, y),
+    ...plot.curves.flatMap((_, i) => curveLines(plot, i, x, y)),
+    ...(right > 14 ? curveNames(plot, area.left + area.width + 2, right, y) : []),
+  );
+  return drawing;
+}
+
+function curveLines(
+  plot: CurvePlot,
+  number: number,
+  x: (value: number) => number,
+  y: (value: number) => number,
+): Element[] {
+  const { points } = plot.curves[number];
+  type Point = (typeof points)[number];
+  const style = `curve-${number % 5}`;
+  const high = (point: Point, end: 0 | 1) => y((ends(point.interval) ?? [0, 0])[end]);
+  const band = bandShape<Point>()
+    .defined((point) => finite(point.speedup) !== null && ends(point.interval) !== null)
+    .x((point) => x(point.x))
+    .y0((point) => high(point, 0))
+    .y1((point) => high(point, 1));
+  const course = line<Point>()
+    .defined((point) => finite(point.speedup) !== null)
+    .x((point) => x(point.x))
+    .y((point) => y(finite(point.speedup) ?? 0));
+  const dots = points.flatMap((point, i) => {
+    const speed = finite(point.speedup);
+    if (speed === null) return [];
+    const place = { cx: x(point.x), cy: y(speed), r: 3.4 };
+    return [svg("circle", { ...place, class: `mark ${style}`, "data-point": `${number} ${i}` })];
+  });
+  return [
+    svg("path", { class: `interval ${style}`, d: band(points) ?? "" }),
+    svg("path", { class: `course ${style}${DASHES[number % 3]}`, d: course(points) ?? "" }),
+    ...dots,
+  ];
+}
+
+/** Names at the ends of the curves, pushed apart where they would touch. */
+function curveNames(
+  plot: CurvePlot,
+  x: number,
+  room: number,
+  y: (value: number) => number,
+): Element[] {
+  const ends = plot.curves.flatMap((curve, i) => {
+    const last = curve.points
+      .map((point) => finite(point.speedup))
+      .filter((one) => one !== null)
+      .at(-1);
+    return last === undefined ? [] : [{ name: curve.name, i, y: y(last) + 4 }];
+  });
+  ends.sort((a, b) => a.y - b.y);
+  ends.forEach((end, i) => {
+    if (i > 0) end.y = Math.max(end.y, ends[i - 1].y + 14);
+  });
+  return ends.map((end) =>
+    svg("text", { x, y: end.y, class: `curve-name curve-${end.i % 5}` }, fitted(end.name, room)),
+  );
+}
+
+/** Lines differ in their dashes as well. */
+const DASHES = ["", " dashed", " dotted"];

@@ -1,0 +1,61 @@
+/** Findings as cards: what, why, what to do, and the most that could be won. */
+
+import { html } from "./dom";
+import { duration, figure } from "./number_text";
+import type { Finding, Page } from "./page_data";
+import type { Section } from "./plot";
+
+/** Python's MOST_BOUND: nearly all of the step. */
+const MOST_BOUND = 1000;
+const MOST_MODULES = 6;
+
+export function findingsSection(page: Page): Section | null {
+  const sides = (page.sides ?? []).filter((side) => (side.findings ?? []).length > 0);
+  if (sides.length === 0) return null;
+  const several = (page.sides ?? []).length > 1;
+  const content = sides.flatMap((side) => [
+    several && html("h3", { class: "over-cards" }, capital(side.name)),
+    html("ol", { class: "cards" }, ...(side.findings ?? []).map(card)),
+  ]);
+  return { id: "findings", title: "Findings", short: "Findings", content };
+}
+
+function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+function card(finding: Finding): HTMLElement {
+  const once = finding.once_us ?? 0;
+  const most = finding.bound >= MOST_BOUND;
+  const bound = once > 0 ? duration(once) : most ? `> ${MOST_BOUND}×` : `${figure(finding.bound)}×`;
+  const label = once > 0 ? "once, in the first step" : most ? "at most" : "at most";
+  const saves =
+    once > 0
+      ? `Nothing in later steps: it is ${finding.waste}.`
+      : `Saves at most ${duration(finding.saved_us)} of each step: ${finding.waste}.`;
+  const modules = finding.modules ?? [];
+  const more = modules.length - MOST_MODULES;
+  return html(
+    "li",
+    { class: "card" },
+    html(
+      "p",
+      { class: "bound" },
+      html("span", { class: "muted" }, label),
+      " ",
+      html("strong", {}, bound),
+    ),
+    html("h3", {}, finding.title),
+    html("p", {}, finding.cause),
+    html("p", { class: "action" }, finding.action),
+    html("ul", { class: "evidence" }, ...finding.evidence.map((one) => html("li", {}, one))),
+    html("p", { class: "saves" }, saves),
+    modules.length > 0 &&
+      html(
+        "p",
+        { class: "modules" },
+        ...modules.slice(0, MOST_MODULES).map((path) => html("code", {}, path || "the model")),
+        more > 0 && `and ${more} more`,
+      ),
+  );
+}

@@ -1,0 +1,326 @@
+/** The module tree as a table that folds. Keys as in any treegrid: arrows, Home, End, Enter. */
+
+import { largestWaste } from "./account";
+import { button, html, svg, type Child } from "./dom";
+import { fateClass, FATES, splitOf, sum, whyOf, type TreeNode } from "./module_tree";
+import { change, count, duration, reason, share } from "./number_text";
+import { isMissing } from "./page_data";
+import { copyButton } from "./plot";
+
+/** So many rows are unfolded at first, if whole levels fit. */
+const FIRST_ROWS = 24;
+const MOST_PRINTED = 150;
+
+interface Line {
+  node: TreeNode;
+  element: HTMLTableRowElement;
+}
+
+export class ModuleTable {
+  readonly element: HTMLElement;
+  private readonly open = new Set<TreeNode>();
+  private readonly body = html("tbody");
+  private readonly compared: boolean;
+  private lines: Line[] = [];
+  private cursor: TreeNode;
+
+  constructor(
+    private readonly root: TreeNode,
+    private readonly timed: boolean,
+  ) {
+    this.cursor = root;
+    this.compared = root.before.length > 0;
+    this.unfoldSome(FIRST_ROWS);
+    const heads = this.heads().map(([name, title, number]) =>
+      html("th", { scope: "col", title, class: number && "number" }, name),
+    );
+    const table = html(
+      "table",
+      { class: "modules", id: "module-table", role: "treegrid", "aria-label": "Modules" },
+      html("thead", {}, html("tr", {}, ...heads)),
+      this.body,
+    );
+    this.element = html(
+      "div",
+      { class: "module-table" },
+      html(
+        "div",
+        { class: "controls" },
+        button("Unfold all", () => this.foldAll(false)),
+        button("Fold all", () => this.foldAll(true)),
+        copyButton("Copy as TSV", () => this.tsv()),
+      ),
+      html(
+        "div",
+        { class: "scroll tall", role: "region", "aria-label": "Modules, scrolls" },
+        table,
+      ),
+    );
+    this.listen();
+    this.redraw();
+    addEventListener("beforeprint", () => this.unfoldSome(MOST_PRINTED, true));
+  }
+
+  /** Unfolds down to a module and goes there. */
+  reveal(path: string): void {
+    const found = this.all().find((node) => node.rows.length === 1 && node.rows[0].path === path);
+    if (found === undefined) return;
+    for (let node = found.parent; node !== null; node = node.parent) this.open.add(node);
+    this.redraw();
+    this.focus(found);
+  }
+
+  private heads(): [string, string, boolean][] {
+    const time: [string, string, boolean][] = this.compared
+      ? [
+          ["before", "time in all calls of a step, before", true],
+          ["after", "time in all calls of a step, after", true],
+          ["change", "after compared with before", true],
+        ]
+      : [["time", "time in all calls of a step", true]];
+    return [
+      ["module", "", false],
+      ["fate", "what became of it, and why", false],
+      ...time,
+      ["share", "of the step", true],
+      ["forward", "time in forward", true],
+      ["backward", "time in backward", true],
+      ["calls", "forward calls per step", true],
+      ["ops", "ops that do work, per step", true],
+      ["largest waste", "as a share of the step", false],
+      ["roofline", "the least time its work could take, over the time it took", true],
+    ];
+  }
+
+  private cells(node: TreeNode): Child[] {
+    const { rows, before } = node;
+    const time = (us: number) => (this.timed ? duration(us) : "not measured");
+    const now = sum(rows, (row) => row.time_us);
+    const was = sum(before, (row) => row.time_us);
+    const whole = sum(this.root.rows, (row) => row.time_us);
+    const times = this.compared
+      ? [time(was), time(now), this.timed ? change(was, now) : "–"]
+      : [time(now)];
+    const roofline = sum(rows, (row) => row.roofline_us);
+    const calls = sum(rows, (row) => row.calls);
+    const none = calls === 0 && now === 0;
+    return [
+      html("td", { class: "fate" }, ...fateOf(node)),
+      ...times.map((text) => number(text)),
+      html("td", { class: "number share" }, this.timed ? bar(now, whole) : null, share(now, whole)),
+      number(none ? "–" : time(sum(rows, (row) => row.forward_us))),
+      number(none ? "–" : time(sum(rows, (row) => row.backward_us))),
+      number(count(calls)),
+      number(count(sum(rows, (row) => row.launches))),
+      html("td", {}, this.waste(node, whole)),
+      number(this.timed && now > 0 && roofline <= now ? share(roofline, now) : "–"),
+    ];
+  }
+
+  private waste(node: TreeNode, whole: number): string {
+    const split = splitOf(node.rows);
+    const found = split === null ? null : largestWaste(split);
+    if (found !== null) return `${found[0]} ${share(found[1], whole)}`;
+    const missing = node.rows.map((row) => row.split).find(isMissing);
+    return missing === undefined || sum(node.rows, (row) => row.time_us) === 0
+      ? "–"
+      : `not measured: ${reason(missing)}`;
+  }
+
+  private line(node: TreeNode, place: number, among: number): Line {
+    const folds = node.inside.length > 0;
+    const isOpen = this.open.has(node);
+    const sign = html(
+      "span",
+      { class: "fold", "aria-hidden": "true" },
+      folds ? (isOpen ? "▾" : "▸") : "",
+    );
+    const name = html(
+      "th",
+      { scope: "row", class: "module-name" },
+      html(
+        "span",
+        { class: "indent" },
+        sign,
+        html("span", { class: "name" }, node.name),
+        node.name !== node.kind && html("span", { class: "kind" }, ` ${node.kind}`),
+        node.rows.length === 1 &&
+          node.rows[0].extra !== "" &&
+          html("span", { class: "kind" }, ` (${node.rows[0].extra})`),
+      ),
+    );
+    const indent = name.firstElementChild;
+    if (indent instanceof HTMLElement) indent.style.paddingLeft = `${(node.level - 1) * 14}px`;
+    const element = html(
+      "tr",
+      {
+        "aria-level": node.level,
+        "aria-posinset": place,
+        "aria-setsize": among,
+        "aria-expanded": folds ? String(isOpen) : null,
+        tabindex: node === this.cursor ? 0 : -1,
+        "data-path": node.rows.length === 1 ? node.rows[0].path : null,
+      },
+      name,
+      ...this.cells(node),
+    );
+    return { node, element };
+  }
+
+  private redraw(): void {
+    this.lines = [];
+    const add = (node: TreeNode, place: number, among: number) => {
+      this.lines.push(this.line(node, place, among));
+      if (this.open.has(node)) {
+        node.inside.forEach((one, i) => add(one, i + 1, node.inside.length));
+      }
+    };
+    add(this.root, 1, 1);
+    if (!this.lines.some((line) => line.node === this.cursor)) this.cursor = this.root;
+    this.body.replaceChildren(...this.lines.map((line) => line.element));
+    this.lines.find((line) => line.node === this.cursor)?.element.setAttribute("tabindex", "0");
+  }
+
+  private all(): TreeNode[] {
+    const found: TreeNode[] = [];
+    const add = (node: TreeNode) => {
+      found.push(node);
+      node.inside.forEach(add);
+    };
+    add(this.root);
+    return found;
+  }
+
+  /** Level by level, while the rows fit. */
+  private unfoldSome(most: number, redraw = false): void {
+    let level = [this.root];
+    let rows = 1;
+    while (level.length > 0) {
+      const below = level.flatMap((node) => node.inside);
+      if (below.length === 0 || (rows + below.length > most && rows > 1)) break;
+      level.forEach((node) => this.open.add(node));
+      rows += below.length;
+      level = below;
+    }
+    if (redraw) this.redraw();
+  }
+
+  private foldAll(folded: boolean): void {
+    this.open.clear();
+    if (!folded) this.all().forEach((node) => this.open.add(node));
+    this.redraw();
+  }
+
+  private toggle(node: TreeNode): void {
+    if (node.inside.length === 0) return;
+    if (!this.open.delete(node)) this.open.add(node);
+    this.redraw();
+    this.focus(node);
+  }
+
+  private focus(node: TreeNode): void {
+    for (const line of this.lines) {
+      line.element.tabIndex = line.node === node ? 0 : -1;
+      if (line.node === node) line.element.focus();
+    }
+    this.cursor = node;
+  }
+
+  private listen(): void {
+    const nodeOf = (event: Event) => {
+      const row = event.target instanceof Element ? event.target.closest("tr") : null;
+      return this.lines.find((line) => line.element === row)?.node;
+    };
+    this.body.addEventListener("click", (event) => {
+      const node = nodeOf(event);
+      const selecting = (getSelection()?.toString() ?? "") !== "";
+      if (node !== undefined && !selecting) this.toggle(node);
+    });
+    this.body.addEventListener("keydown", (event) => {
+      const node = nodeOf(event);
+      if (node !== undefined && this.press(event, node)) event.preventDefault();
+    });
+  }
+
+  private press(event: KeyboardEvent, node: TreeNode): boolean {
+    if (event.ctrlKey || event.metaKey || event.altKey) return false;
+    const at = this.lines.findIndex((line) => line.node === node);
+    const to = (place: number) => {
+      this.focus(this.lines[Math.max(0, Math.min(this.lines.length - 1, place))].node);
+      return true;
+    };
+    const isOpen = this.open.has(node);
+    switch (event.key) {
+      case "ArrowDown":
+        return to(at + 1);
+      case "ArrowUp":
+        return to(at - 1);
+      case "Home":
+        return to(0);
+      case "End":
+        return to(this.lines.length - 1);
+      case "ArrowRight":
+        if (node.inside.length === 0) return true;
+        if (isOpen) return to(at + 1);
+        this.toggle(node);
+        return true;
+      case "ArrowLeft":
+        if (isOpen) this.toggle(node);
+        else if (node.parent !== null) this.focus(node.parent);
+        return true;
+      case "Enter":
+      case " ":
+        this.toggle(node);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  /** Every module, unfolded, with numbers in full. */
+  private tsv(): string {
+    const names =
+      "path kind calls time_us forward_us backward_us launches flops moved_bytes " +
+      "round_trip_bytes roofline_us bound fate why";
+    const before = this.compared ? ["before_us"] : [];
+    const lines = [[...names.split(" "), ...before].join("\t")];
+    for (const node of this.all()) {
+      if (node.rows.length !== 1) continue;
+      const [row] = node.rows;
+      const cells = [row.path, row.kind, row.calls, row.time_us, row.forward_us, row.backward_us];
+      const more = [row.launches, row.flops, row.moved_bytes, row.round_trip_bytes];
+      const last = [row.roofline_us, row.bound, row.fate ?? "", row.why ?? ""];
+      const old = this.compared ? [node.before[0]?.time_us ?? ""] : [];
+      const all = [...cells, ...more, ...last, ...old];
+      lines.push(all.map((cell) => String(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t"));
+    }
+    return lines.join("\n") + "\n";
+  }
+}
+
+function number(text: string): HTMLElement {
+  return html("td", { class: "number" }, text);
+}
+
+function bar(part: number, whole: number): Element {
+  const width = whole > 0 ? Math.max(0, Math.min(1, part / whole)) * 32 : 0;
+  return svg(
+    "svg",
+    { width: 32, height: 8, class: "share-bar", "aria-hidden": "true" },
+    svg("rect", { width: 32, height: 8, class: "track" }),
+    svg("rect", { width, height: 8, class: "fill" }),
+  );
+}
+
+function fateOf(node: TreeNode): Child[] {
+  const fates = new Set(node.rows.map((row) => row.fate ?? ""));
+  if (fates.size > 1) return ["several"];
+  const [fate] = fates;
+  if (fate === "") return [];
+  const why = whyOf(node.rows);
+  return [
+    html("span", { class: `swatch ${fateClass(fate)}`, "aria-hidden": "true" }),
+    html("span", {}, FATES[fate]),
+    why !== "" && html("span", { class: "why" }, ` ${why}`),
+  ];
+}

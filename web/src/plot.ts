@@ -1,0 +1,171 @@
+/** What every plot has: a title, its numbers as a table to copy, and itself as an SVG file. */
+
+import { button, html, freshId, type Child } from "./dom";
+import { standalone } from "./svg_file";
+
+export type Cell = string | number;
+export interface Column {
+  name: string;
+  /** How a number is shown; without it, the column holds text. */
+  show?: (value: number) => string;
+}
+export interface Table {
+  columns: Column[];
+  rows: Cell[][];
+}
+/** More rows than this make a page slow; copying gives all of them. */
+const MOST_ROWS = 400;
+
+export interface Plot {
+  id: string;
+  title: string;
+  unit?: string | HTMLElement;
+  body: Child[];
+  table: () => Table;
+  /** The drawing as it is now; null where nothing is drawn. */
+  drawing?: () => SVGSVGElement | null;
+  /** Said below the plot. */
+  note?: string | undefined;
+}
+
+export function figureOf(plot: Plot): HTMLElement {
+  const titleId = `${plot.id}-title`;
+  const figure = html(
+    "figure",
+    { class: "plot", id: plot.id, "aria-labelledby": titleId },
+    html(
+      "figcaption",
+      {},
+      html("h3", { id: titleId }, plot.title),
+      plot.unit !== undefined && html("span", { class: "unit" }, plot.unit),
+    ),
+    ...plot.body,
+    plot.note ? html("p", { class: "note" }, plot.note) : null,
+  );
+  const tools = html("div", { class: "tools" }, foldedTable(plot.title, plot.table));
+  if (plot.drawing !== undefined) tools.prepend(saveButton(plot));
+  return html("div", { class: "plot-with-table" }, figure, tools);
+}
+
+function saveButton(plot: Plot): HTMLElement {
+  const save = () => {
+    const drawing = plot.drawing?.() ?? null;
+    if (drawing === null) return;
+    const file = new Blob([standalone(drawing, plot.title)], { type: "image/svg+xml" });
+    const address = URL.createObjectURL(file);
+    const link = html("a", { href: address, download: `torchweld-${plot.id}.svg` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 1000);
+  };
+  return button("Save as SVG", save, { class: "save", "aria-label": `Save as SVG: ${plot.title}` });
+}
+
+/** The numbers of a plot; made when it is unfolded. */
+export function foldedTable(title: string, make: () => Table): HTMLDetailsElement {
+  const details = html("details", { class: "table" }, html("summary", {}, "Table"));
+  details.setAttribute("aria-label", `Table of ${title}`);
+  details.addEventListener("toggle", () => {
+    if (!details.open || details.childElementCount > 1) return;
+    const table = make();
+    details.append(
+      copyButton("Copy as TSV", () => tsvOf(table)),
+      scrollingTable(title, table),
+    );
+  });
+  return details;
+}
+
+export function scrollingTable(title: string, table: Table): HTMLElement {
+  const hidden = table.rows.length - MOST_ROWS;
+  return html(
+    "div",
+    {},
+    html(
+      "div",
+      { class: "scroll", role: "region", "aria-label": title, tabindex: 0 },
+      tableOf(table),
+    ),
+    hidden > 0 &&
+      html(
+        "p",
+        { class: "note" },
+        `The first ${MOST_ROWS} rows; copying gives all ${table.rows.length}.`,
+      ),
+  );
+}
+
+export function tableOf(table: Table): HTMLTableElement {
+  const number = table.columns.map((column) => column.show !== undefined);
+  const head = table.columns.map((column, i) =>
+    html("th", { scope: "col", class: number[i] && "number" }, column.name),
+  );
+  const rows = table.rows.slice(0, MOST_ROWS).map((row) => {
+    const cells = row.map((cell, i) => {
+      const show = table.columns[i].show;
+      const text = typeof cell === "number" && show !== undefined ? show(cell) : String(cell);
+      return html("td", { class: number[i] && "number" }, text);
+    });
+    return html("tr", {}, ...cells);
+  });
+  return html("table", {}, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...rows));
+}
+
+/** Numbers in full, so that a spreadsheet can use them; no cell breaks out of its place. */
+function tsvOf(table: Table): string {
+  const line = (cells: Cell[]) =>
+    cells.map((cell) => String(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t");
+  return [table.columns.map((column) => column.name), ...table.rows].map(line).join("\n") + "\n";
+}
+
+export function copyButton(text: string, content: () => string): HTMLElement {
+  const said = html("span", { role: "status", class: "said" });
+  const press = () => {
+    copy(content()).then(
+      () => say("Copied"),
+      () => say("Could not copy"),
+    );
+  };
+  const say = (words: string) => {
+    said.textContent = words;
+    setTimeout(() => (said.textContent = ""), 2500);
+  };
+  return html("span", { class: "copy" }, button(text, press), said);
+}
+
+async function copy(text: string): Promise<void> {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    copySelected(text);
+  }
+}
+
+/** Where the clipboard is closed to pages, a selected text can still be copied. */
+function copySelected(text: string): void {
+  const area = html("textarea", { readonly: true, class: "unseen", id: freshId("copy") });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  // The old way is the only one left here.
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("the browser does not let this page copy");
+}
+
+export interface Section {
+  id: string;
+  title: string;
+  /** In the navigation. */
+  short: string;
+  content: Child[];
+}
+
+export function sectionOf(section: Section): HTMLElement {
+  const title = html("h2", { id: `${section.id}-title` }, section.title);
+  return html(
+    "section",
+    { id: section.id, "aria-labelledby": title.id },
+    title,
+    ...section.content,
+  );
+}

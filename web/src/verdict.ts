@@ -1,0 +1,182 @@
+/** The verdict: one sentence, which is in the page already, and the step split by its account. */
+
+import { netted, PARTS } from "./account";
+import { drawnToFit, html, svg } from "./dom";
+import { fitted } from "./flame_view";
+import { hatching } from "./hatching";
+import { change, count, duration, measured, ratio, reason, share } from "./number_text";
+import { isMissing, type Page, type PageSide, type Split } from "./page_data";
+import { figureOf, type Table } from "./plot";
+
+const BAR = 46;
+const HEAD = 22;
+const BELOW = 14;
+
+interface Bar {
+  side: PageSide;
+  parts: number[];
+  total: number;
+}
+
+export function fillVerdict(section: Element, page: Page): void {
+  const sides = page.sides ?? [];
+  if (sides.length > 0) section.append(keyFigures(sides, page.not_comparable ?? []));
+  const bars = sides.flatMap((side): Bar[] => {
+    if (isMissing(side.account)) return [];
+    const parts = netted(side.account);
+    return [{ side, parts, total: parts.reduce((a, b) => a + b, 0) }];
+  });
+  if (bars.length > 0) section.append(accountPlot(bars));
+  for (const side of sides) {
+    const missing = reason(side.account);
+    if (missing !== "" && isMissing(side.account)) {
+      const of = side.name ? ` of ${side.name}` : "";
+      section.append(
+        html("p", { class: "doubt" }, `The account${of} was not measured: ${missing}.`),
+      );
+    }
+  }
+  const notes = [...(page.notes ?? []), ...new Set(sides.flatMap((side) => side.notices ?? []))];
+  if (notes.length > 0) {
+    section.append(html("ul", { class: "notes" }, ...notes.map((note) => html("li", {}, note))));
+  }
+}
+
+function keyFigures(sides: PageSide[], doubts: string[]): HTMLElement {
+  const list = html("dl", { class: "figures" });
+  const add = (name: string, value: string, more = "") => {
+    list.append(
+      html(
+        "div",
+        {},
+        html("dt", {}, name),
+        html("dd", {}, value, more !== "" && html("span", { class: "more" }, more)),
+      ),
+    );
+  };
+  for (const side of sides) {
+    const step = side.about.training === true ? "Training step" : "Step";
+    add(
+      `${step}${side.name ? `, ${side.name}` : ""}`,
+      measured(side.step_us, duration),
+      reason(side.step_us),
+    );
+  }
+  const [before, after] = sides.map((side) => side.step_us);
+  if (typeof before === "number" && typeof after === "number" && doubts.length === 0) {
+    add("Before over after", ratio(before / after));
+  }
+  const last = sides[sides.length - 1];
+  add(
+    "Explained",
+    measured(last.explained, (part) => share(part, 1)),
+    reason(last.explained),
+  );
+  const faults = last.faults_per_step;
+  if (faults !== null && faults !== undefined) {
+    add("Page faults per step", measured(faults, count), reason(faults));
+  }
+  for (const doubt of doubts) add("Not comparable", "–", doubt);
+  return list;
+}
+
+function accountPlot(bars: Bar[]): HTMLElement {
+  const holder = html("div", { class: "drawing" });
+  drawnToFit(holder, (width) => drawBars(bars, width));
+  const table = (): Table => ({
+    columns: [
+      { name: "part" },
+      ...bars.flatMap((bar) => {
+        const name = bar.side.name || "time";
+        return [{ name: `${name}, µs`, show: duration }, { name: `${name}, share` }];
+      }),
+      ...(bars.length === 2 ? [{ name: "change" }] : []),
+      { name: "what it is" },
+    ],
+    rows: PARTS.map((part, i) => [
+      part.name,
+      ...bars.flatMap((bar) => [bar.parts[i], share(bar.parts[i], bar.total)]),
+      ...(bars.length === 2 ? [change(bars[0].parts[i], bars[1].parts[i])] : []),
+      part.what,
+    ]),
+  });
+  return figureOf({
+    id: "account",
+    title: bars.length > 1 ? "Where the time went, before and after" : "Where the time goes",
+    unit: "one step",
+    body: [holder, accountLegend(bars)],
+    table,
+    drawing: () => holder.querySelector("svg"),
+    note: bars.some((bar) => ((bar.side.account as Split).unexplained_us ?? 0) < 0)
+      ? "More was explained than passed, so all parts are cut in proportion."
+      : undefined,
+  });
+}
+
+/** Each part with its time on every side: the bar's labels, for parts too narrow to have one. */
+function accountLegend(bars: Bar[]): HTMLElement {
+  const items = PARTS.map((part, i) => {
+    const times = bars.map((bar) => duration(bar.parts[i])).join(" → ");
+    return html(
+      "li",
+      { title: part.what },
+      html("span", { class: `swatch part-${i}`, "aria-hidden": "true" }),
+      html("span", { class: "name" }, part.name),
+      html("span", { class: "value" }, times),
+    );
+  });
+  return html("ul", { class: "legend wide" }, ...items);
+}
+
+function drawBars(bars: Bar[], width: number): SVGSVGElement {
+  const longest = Math.max(...bars.map((bar) => bar.total));
+  const row = HEAD + BAR + BELOW;
+  const drawing = svg(
+    "svg",
+    {
+      width,
+      height: bars.length * row,
+      role: "img",
+      "aria-label": bars.map(barInWords).join(". "),
+    },
+    hatching("account-rest", "hatch-rest"),
+  );
+  bars.forEach((bar, i) => {
+    const scale = width / longest;
+    const y = i * row;
+    const name = bar.side.name ? `${bar.side.name}  ` : "";
+    drawing.append(
+      svg(
+        "text",
+        { x: 0, y: y + HEAD - 8, class: "bar-head" },
+        svg("tspan", { class: "muted" }, name),
+        svg("tspan", { class: "strong" }, duration(bar.total)),
+      ),
+    );
+    let x = 0;
+    bar.parts.forEach((us, part) => {
+      if (us > 0) drawing.append(...segment(x, y + HEAD, us * scale, part, us));
+      x += us * scale;
+    });
+  });
+  return drawing;
+}
+
+function segment(x: number, y: number, width: number, part: number, us: number): Element[] {
+  const box = { x, y, width: Math.max(0.5, width - (width > 3 ? 1.5 : 0)), height: BAR };
+  const found: Element[] = [svg("rect", { ...box, class: `part-${part}` })];
+  if (part === PARTS.length - 1) found.push(svg("rect", { ...box, fill: "url(#account-rest)" }));
+  const texts = [PARTS[part].name, duration(us)];
+  if (texts.every((text) => fitted(text, width - 20) === text)) {
+    found.push(
+      svg("text", { x: x + 8, y: y + 18, class: `on-part-${part}` }, texts[0]),
+      svg("text", { x: x + 8, y: y + 35, class: `on-part-${part} strong` }, texts[1]),
+    );
+  }
+  return found;
+}
+
+function barInWords(bar: Bar): string {
+  const parts = PARTS.map((part, i) => `${part.name} ${duration(bar.parts[i])}`);
+  return `${bar.side.name || "step"} ${duration(bar.total)}: ${parts.join(", ")}`;
+}
