@@ -6,7 +6,7 @@ import { findingsSection } from "./findings";
 import { flameSection } from "./flame_section";
 import { historySection } from "./history";
 import { memorySection } from "./memory";
-import { navigation } from "./navigation";
+import { navigation, themeSwitch } from "./navigation";
 import { numericsSection } from "./numerics";
 import type { Page } from "./page_data";
 import { sectionOf, type Section } from "./plot";
@@ -45,14 +45,10 @@ function build(page: Page): void {
     sections.push(section);
     main.append(sectionOf(section));
   }
-  document
-    .getElementById("top")
-    ?.after(
-      navigation([
-        ["verdict", "Verdict"],
-        ...sections.map((one): [string, string] => [one.id, one.short]),
-      ]),
-    );
+  const top = document.getElementById("top");
+  top?.append(themeSwitch());
+  const links = sections.map((one): [string, string] => [one.id, one.short]);
+  top?.after(navigation([["verdict", "Verdict"], ...links]));
   fillVerdict(verdict, page);
 }
 

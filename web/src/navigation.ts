@@ -1,4 +1,4 @@
-/** The small bar that stays on top: where one is, where one can go, and the theme. */
+/** The small bar that stays on top: where one is and where one can go; and the theme. */
 
 import { choice, html } from "./dom";
 
@@ -11,7 +11,6 @@ export function navigation(entries: [string, string][]): HTMLElement {
     "nav",
     { class: "top", "aria-label": "Sections" },
     html("ul", {}, ...links.map((link) => html("li", {}, link))),
-    themeSwitch(),
   );
 }
 
@@ -45,7 +44,7 @@ function follow(entries: [string, string][], links: HTMLElement[]): void {
   requestAnimationFrame(mark);
 }
 
-function themeSwitch(): HTMLElement {
+export function themeSwitch(): HTMLElement {
   const kept = recall();
   apply(kept);
   return choice(

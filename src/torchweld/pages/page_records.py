@@ -9,6 +9,7 @@ things are columns (one tuple for each field, all of one length), which keeps pa
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,28 @@ from torchweld.report.flame_stacks import FrameKind as FrameKind
 
 # What became of a module. "part": it lies inside a welded block. "": nothing to weld.
 Fate = Literal["welded", "part", "left", "not measured", ""]
+
+
+def _uneven(**columns: Sequence[object]) -> Iterator[str]:
+    """A problem if columns of one table are not of one length."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{count:,} of {name}" for name, count in lengths.items())
+        yield f"has columns of different lengths: {said}"
+
+
+def _beyond(what: str, column: Sequence[int], count: int) -> Iterator[str]:
+    """A problem if an index points to none of `count`."""
+    if max(column, default=-1) >= count:
+        yield f"has {what} = {max(column):,}; there are {count:,}"
+
+
+def _no_tree(what: str, parents: Sequence[int]) -> Iterator[str]:
+    """A problem unless one stands first, and each other after the one around it."""
+    for i, parent in enumerate(parents):
+        if not -1 <= parent < i or (parent < 0) != (i == 0):
+            yield f"has {what}[{i}].parent = {parent}; expected is one before it"
+            return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +92,20 @@ class Flame:
     merged: Count = 0  # frames too small to see that were added to "smaller ones", time kept
     note: str = ""  # what the frames add up to
 
+    def problems(self) -> Iterator[str]:
+        """Problems of one that was read from a file, in words."""
+        yield from _uneven(
+            name=self.name,
+            parent=self.parent,
+            own_us=self.own_us,
+            kind=self.kind,
+            calls=self.calls,
+            module=self.module,
+        )
+        yield from _beyond("name", self.name, len(self.names))
+        yield from _beyond("kind", self.kind, len(FRAME_KINDS))
+        yield from _no_tree("frames", self.parent)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlameDiff:
@@ -82,6 +119,20 @@ class FlameDiff:
     kind: tuple[Count, ...]
     # "both", "new", "gone" or "welded": a welded module, whose inside reads as one change.
     state: tuple[Literal["both", "new", "gone", "welded"], ...]
+
+    def problems(self) -> Iterator[str]:
+        """Problems of one that was read from a file, in words."""
+        yield from _uneven(
+            name=self.name,
+            parent=self.parent,
+            before_us=self.before_us,
+            after_us=self.after_us,
+            kind=self.kind,
+            state=self.state,
+        )
+        yield from _beyond("name", self.name, len(self.names))
+        yield from _beyond("kind", self.kind, len(FRAME_KINDS))
+        yield from _no_tree("frames", self.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +148,16 @@ class Lane:
     module: tuple[Index, ...]
     merged: Count = 0  # neighbours too short to see that became one span, time kept
 
+    def problems(self) -> Iterator[str]:
+        """Problems of one that was read from a file, in words."""
+        yield from _uneven(
+            start_us=self.start_us,
+            duration_us=self.duration_us,
+            name_index=self.name_index,
+            depth=self.depth,
+            module=self.module,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
@@ -104,6 +165,11 @@ class Timeline:
     names: tuple[str, ...]
     lanes: tuple[Lane, ...]
     note: str = ""  # whether times are as recorded, or laid out anew
+
+    def problems(self) -> Iterator[str]:
+        """Problems of one that was read from a file, in words."""
+        for lane in self.lanes:
+            yield from _beyond("name_index", lane.name_index, len(self.names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +216,10 @@ class MemoryView:
     bytes: tuple[int, ...]  # from that time on
     at_peak: tuple[AliveBytes, ...]
 
+    def problems(self) -> Iterator[str]:
+        """Problems of one that was read from a file, in words."""
+        yield from _uneven(at_us=self.at_us, bytes=self.bytes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PageSide:
@@ -170,6 +240,16 @@ class PageSide:
     findings: tuple[Finding, ...] = ()
     faults_per_step: float | NotMeasured | None = None
     notices: tuple[str, ...] = ()
+
+    def problems(self) -> Iterator[str]:
+        """Problems of one that was read from a file, in words: indices that point nowhere."""
+        count = len(self.modules)
+        yield from _no_tree("modules", [row.parent for row in self.modules])
+        for flame in (self.flame, self.device_flame):
+            if flame is not None:
+                yield from _beyond("module of a frame", flame.module, count)
+        for lane in self.timeline.lanes if self.timeline is not None else ():
+            yield from _beyond("module of a span", lane.module, count)
 
 
 @dataclass(frozen=True, kw_only=True)
