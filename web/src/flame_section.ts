@@ -77,10 +77,14 @@ function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
       body: [legend, view.element],
       table,
       drawing: () => view.drawing(),
-      note:
+      note: [
+        flame.note ?? "",
         merged > 0
           ? `${count(merged)} frames too small to see were added to frames called “smaller ones”; no time is lost.`
-          : undefined,
+          : "",
+      ]
+        .filter((one) => one !== "")
+        .join(" "),
     });
   };
   return { id, name: capital(name), make };

@@ -1,5 +1,6 @@
 /** The model as a map: area is a share of time or of FLOPs, colour and pattern what became of it. */
 
+import { max } from "d3-array";
 import { hierarchy, treemap, treemapSquarify, type HierarchyRectangularNode } from "d3-hierarchy";
 
 import { choice, drawnToFit, html, svg } from "./dom";
@@ -7,7 +8,7 @@ import { legendOf } from "./flame_section";
 import { fitted } from "./flame_view";
 import { dotting, hatching } from "./hatching";
 import { fateClass, FATES } from "./module_tree";
-import { change, duration, flops, share } from "./number_text";
+import { change, duration, flops, measured, reason, share } from "./number_text";
 import { isMissing, type Fate, type ModuleRow, type PageSide } from "./page_data";
 import { figureOf, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
@@ -30,7 +31,7 @@ type Measure = "time" | "before" | "flops";
 
 export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTMLElement | null {
   const now = sides[sides.length - 1];
-  const timed = sides.every((side) => !isMissing(side.step_us));
+  const timed = sides.every((side) => side.modules.some((row) => timeOf(row) > 0));
   const measures: [Measure, string][] = [];
   if (timed) measures.push(["time", sides.length > 1 ? `Time ${now.name}` : "Time"]);
   if (timed && sides.length > 1) measures.push(["before", `Time ${sides[0].name}`]);
@@ -57,7 +58,7 @@ export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTM
     title: "The model as a map",
     unit: "area: share of the step",
     body: [html("div", { class: "controls" }, measures.length > 1 && switches, legend), holder],
-    table: () => mapTable(now.modules, timed),
+    table: () => mapTable(now.modules),
     drawing: () => holder.querySelector("svg"),
   });
 }
@@ -71,8 +72,14 @@ function withFates(before: ModuleRow[], now: ModuleRow[]): ModuleRow[] {
   });
 }
 
-function mapTable(rows: ModuleRow[], timed: boolean): Table {
-  const most = (of: (row: ModuleRow) => number) => Math.max(...rows.map(of));
+/** 0 where it was not measured: no area, and the table says why. */
+function timeOf(row: ModuleRow): number {
+  return isMissing(row.time_us) ? 0 : row.time_us;
+}
+
+function mapTable(rows: ModuleRow[]): Table {
+  const most = max(rows, timeOf) ?? 0;
+  const flopsOfAll = max(rows, (row) => row.flops) ?? 0;
   return {
     columns: [
       { name: "module" },
@@ -86,17 +93,9 @@ function mapTable(rows: ModuleRow[], timed: boolean): Table {
     rows: rows.map((row) => [
       row.path || "the model",
       row.kind,
-      timed
-        ? share(
-            row.time_us,
-            most((one) => one.time_us),
-          )
-        : "not measured",
+      measured(row.time_us, (us) => share(us, most)),
       row.flops,
-      share(
-        row.flops,
-        most((one) => one.flops),
-      ),
+      share(row.flops, flopsOfAll),
       FATES[row.fate ?? ""],
       row.why ?? "",
     ]),
@@ -104,7 +103,7 @@ function mapTable(rows: ModuleRow[], timed: boolean): Table {
 }
 
 function treeOf(rows: ModuleRow[], measure: Measure): Place {
-  const value = (row: ModuleRow) => (measure === "flops" ? row.flops : row.time_us);
+  const value = (row: ModuleRow) => (measure === "flops" ? row.flops : timeOf(row));
   const places = rows.map((row): Place => ({ row, own: value(row), inside: [] }));
   const tops: Place[] = [];
   rows.forEach((row, i) => {
@@ -224,25 +223,26 @@ function listen(
 }
 
 function lines(row: ModuleRow, rows: ModuleRow[], sides: PageSide[]): string[] {
-  const of = sides.map((side) => side.modules.find((one) => one.path === row.path)?.time_us);
-  const [before, after] = of;
-  const timed = sides.every((side) => !isMissing(side.step_us));
+  const [before, after] = sides.map(
+    (side) => side.modules.find((one) => one.path === row.path)?.time_us,
+  );
   const time =
-    before !== undefined && after !== undefined
+    typeof before === "number" && typeof after === "number"
       ? `${duration(before)} → ${duration(after)} (${change(before, after)})`
-      : `${duration(row.time_us)}, ${share(row.time_us, rows[0].time_us)} of the step`;
+      : measured(row.time_us, (us) => `${duration(us)}, ${share(us, timeOf(rows[0]))} of the step`);
   const fate = FATES[row.fate ?? ""];
   return [
     `${row.path || "the model"} (${row.kind})`,
-    timed ? time : "time not measured",
+    time,
+    reason(row.time_us),
     row.flops > 0 ? `${flops(row.flops)}, ${share(row.flops, rows[0].flops)} of all` : "",
     row.why ? `${fate}: ${row.why}` : fate,
   ];
 }
 
 function inWords(rows: ModuleRow[], measure: Measure): string {
-  const of = (row: ModuleRow) => (measure === "flops" ? row.flops : row.time_us);
-  const whole = Math.max(...rows.map(of));
+  const of = (row: ModuleRow) => (measure === "flops" ? row.flops : timeOf(row));
+  const whole = max(rows, of) ?? 0;
   const parts = (Object.keys(FATES) as Fate[]).flatMap((fate) => {
     // A module inside another of the same fate is already counted.
     const tops = rows.filter((row) => (row.fate ?? "") === fate && fate !== "");

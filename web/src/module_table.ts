@@ -3,8 +3,8 @@
 import { largestWaste } from "./account";
 import { button, html, svg, type Child } from "./dom";
 import { fateClass, FATES, splitOf, sum, whyOf, type TreeNode } from "./module_tree";
-import { change, count, duration, reason, share } from "./number_text";
-import { isMissing } from "./page_data";
+import { change, count, duration, measured, reason, share } from "./number_text";
+import { isMissing, type ModuleRow, type NotMeasured } from "./page_data";
 import { copyButton } from "./plot";
 
 /** So many rows are unfolded at first, if whole levels fit. */
@@ -24,10 +24,7 @@ export class ModuleTable {
   private lines: Line[] = [];
   private cursor: TreeNode;
 
-  constructor(
-    private readonly root: TreeNode,
-    private readonly timed: boolean,
-  ) {
+  constructor(private readonly root: TreeNode) {
     this.cursor = root;
     this.compared = root.before.length > 0;
     this.unfoldSome(FIRST_ROWS);
@@ -94,37 +91,39 @@ export class ModuleTable {
 
   private cells(node: TreeNode): Child[] {
     const { rows, before } = node;
-    const time = (us: number) => (this.timed ? duration(us) : "not measured");
     const now = sum(rows, (row) => row.time_us);
     const was = sum(before, (row) => row.time_us);
     const whole = sum(this.root.rows, (row) => row.time_us);
-    const times = this.compared
-      ? [time(was), time(now), this.timed ? change(was, now) : "–"]
-      : [time(now)];
-    const roofline = sum(rows, (row) => row.roofline_us);
-    const calls = sum(rows, (row) => row.calls);
-    const none = calls === 0 && now === 0;
+    const part = isMissing(now) || isMissing(whole) ? null : ([now, whole] as const);
+    const calls = rows.reduce((total, row) => total + row.calls, 0);
+    const idle = calls === 0 && now === 0;
+    const time = (of: (row: ModuleRow) => number | NotMeasured) =>
+      idle ? number("–") : timeCell(sum(rows, of));
+    const changed = isMissing(now) || isMissing(was) ? "–" : change(was, now);
     return [
       html("td", { class: "fate" }, ...fateOf(node)),
-      ...times.map((text) => number(text)),
-      html("td", { class: "number share" }, this.timed ? bar(now, whole) : null, share(now, whole)),
-      number(none ? "–" : time(sum(rows, (row) => row.forward_us))),
-      number(none ? "–" : time(sum(rows, (row) => row.backward_us))),
+      ...(this.compared ? [timeCell(was), timeCell(now), number(changed)] : [timeCell(now)]),
+      html(
+        "td",
+        { class: "number share" },
+        ...(part === null ? ["–"] : [bar(...part), share(...part)]),
+      ),
+      time((row) => row.forward_us),
+      time((row) => row.backward_us),
       number(count(calls)),
-      number(count(sum(rows, (row) => row.launches))),
-      html("td", {}, this.waste(node, whole)),
-      number(this.timed && now > 0 && roofline <= now ? share(roofline, now) : "–"),
+      number(count(rows.reduce((total, row) => total + row.launches, 0))),
+      html("td", {}, part === null ? "–" : this.waste(node, part[1])),
+      number(rooflineShare(rows, now)),
     ];
   }
 
-  private waste(node: TreeNode, whole: number): string {
+  private waste(node: TreeNode, whole: number): Child {
     const split = splitOf(node.rows);
     const found = split === null ? null : largestWaste(split);
     if (found !== null) return `${found[0]} ${share(found[1], whole)}`;
     const missing = node.rows.map((row) => row.split).find(isMissing);
-    return missing === undefined || sum(node.rows, (row) => row.time_us) === 0
-      ? "–"
-      : `not measured: ${reason(missing)}`;
+    if (missing === undefined || sum(node.rows, (row) => row.time_us) === 0) return "–";
+    return html("span", { title: missing.not_measured }, "not measured");
   }
 
   private line(node: TreeNode, place: number, among: number): Line {
@@ -292,7 +291,7 @@ export class ModuleTable {
       const last = [row.roofline_us, row.bound, row.fate ?? "", row.why ?? ""];
       const old = this.compared ? [node.before[0]?.time_us ?? ""] : [];
       const all = [...cells, ...more, ...last, ...old];
-      lines.push(all.map((cell) => String(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t"));
+      lines.push(all.map((cell) => plain(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t"));
     }
     return lines.join("\n") + "\n";
   }
@@ -300,6 +299,21 @@ export class ModuleTable {
 
 function number(text: string): HTMLElement {
   return html("td", { class: "number" }, text);
+}
+
+/** A figure in full; where there is none, that. */
+function plain(cell: string | number | NotMeasured): string {
+  return isMissing(cell) ? `not measured: ${cell.not_measured}` : String(cell);
+}
+
+function timeCell(value: number | NotMeasured): HTMLElement {
+  return html("td", { class: "number", title: reason(value) }, measured(value, duration));
+}
+
+/** None if it beat the roofline: the known peak is then too low. */
+function rooflineShare(rows: ModuleRow[], time: number | NotMeasured): string {
+  const least = rows.reduce((total, row) => total + row.roofline_us, 0);
+  return isMissing(time) || time <= 0 || least > time ? "–" : share(least, time);
 }
 
 function bar(part: number, whole: number): Element {
