@@ -1,5 +1,6 @@
 # make demo    everything a fresh machine needs, then the main job on a built-in transformer
 # make test    everything a fresh machine needs, then the test suite
+# make docs    everything a fresh machine needs, then the documentation as a site in build/site
 #
 # Needs Python (>= 3.10), a C++ compiler and make. What is there already is reused; what a changed
 # file makes stale is built again. TORCH=2.14.1 works in an environment of its own.
@@ -24,8 +25,8 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo test test-all test-isas test-clang cross-tools coverage web lint format bench-peers bench-training bench-models \
-  model-coverage clean
+.PHONY: setup demo docs test test-all test-isas test-clang cross-tools coverage web lint format bench-peers bench-training \
+  bench-models model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
 QUIETLY := @scripts/quietly
@@ -56,6 +57,11 @@ demo: setup
 	@$(BIN)/torchweld fuse; code=$$?; echo; \
 	  echo "Next, a model of your own: make() in my/model.py returns it, with inputs to call it with."; \
 	  echo "  $(BIN)/torchweld fuse my/model.py:make"; exit $$code
+
+# Opens from disk: build/site/index.html. Any warning is an error: a broken link, a page that no list has.
+# Not with --quiet, which hides warnings from --strict. The variable silences a note of the theme's.
+docs: setup
+	$(QUIETLY) "building the site in build/site" env NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: setup $(VENV)/.minilm
 	@$(BIN)/python -m pytest -q

@@ -12,6 +12,7 @@ from tests.support.made_profiles import make_peaks
 
 from torchweld import ops
 from torchweld.machine import measured_peaks
+from torchweld.profiles.attributing.attribution import Costs
 from torchweld.profiles.recording import live_profile, profile_building
 from torchweld.timing.core_waiting import CoreWaiting
 
@@ -70,6 +71,13 @@ def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None, calm_profi
     monkeypatch.setattr(live_profile, "MOST_STEPS", 5)
     made = make_peaks(gflops=1000.0, gbps=2.0, threads=1)
     monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
+
+
+@pytest.fixture
+def uncorrected_profiles(monkeypatch: pytest.MonkeyPatch, brief_profiles: None) -> None:
+    """Times are as recorded. Beside other processes, few rounds can misjudge the profiler's cost by
+    so much that nothing is left of a small model's step."""
+    monkeypatch.setattr(profile_building, "calibrate", lambda loop, rounds: Costs())
 
 
 @pytest.fixture

@@ -67,8 +67,12 @@ def keep(file: str, name: str, speedup: float) -> None:
 
 @pytest.mark.parametrize(
     ("run_file", "section"),
-    [("before.json", "flame"), ("after.json.gz", "flame"), ("plan.json", "numerics")]
-    + [("bench.json", "bench")],
+    [
+        ("before.json", "flame"),
+        ("after.json.gz", "flame"),
+        ("plan.json", "numerics"),
+        ("bench.json", "bench"),
+    ],
 )
 def test_a_saved_run_becomes_a_page_beside_it(
     files: Path, say: Say, run_file: str, section: str

@@ -14,13 +14,13 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import click
 import pytest
+from scripts.doc_pages import fences_of
 from tests.support.busy import busy_cores
 from tests.support.gate_targets import write_model
 from tests.support.made_comparisons import comparison
 
-from torchweld.cli.main import cli, run
+from torchweld.cli.main import run
 from torchweld.core.not_measured import NotMeasured
 from torchweld.gates import gate_run
 from torchweld.gates import rivalry as against
@@ -28,19 +28,12 @@ from torchweld.gates.gate_run import Rival
 from torchweld.plans import planner
 from torchweld.plans.known_speeds import table_here
 
-DOCS = Path(__file__).parents[2] / "docs"
 BASH = pytest.mark.skipif(sys.platform == "win32", reason="the workflow runs on Linux")
-
-
-def blocks(page: str, language: str = "") -> list[str]:
-    """What stands between fences of one language."""
-    text = (DOCS / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def scripts() -> list[str]:
     """What the workflow runs, step by step."""
-    (workflow,) = blocks("gate.md", "yaml")
+    (workflow,) = (fence.text for fence in fences_of("docs/gate.md") if fence.language == "yaml")
     found = []
     for indent, first, rest in re.findall(
         r"^( +)(?:- )?run: (.*)\n((?:\1 {2,}.*\n)*)", workflow, flags=re.MULTILINE
@@ -51,10 +44,8 @@ def scripts() -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of every call of torchweld; of lines after a $, where there are such."""
-    lines = text.replace("\\\n", " ").splitlines()
-    lines = [line for line in lines if line.startswith("$ ")] or lines
-    typed = [re.match(r"\s*(?:\$ )?torchweld (.*)", line) for line in lines]
+    """The arguments of every call of torchweld."""
+    typed = [re.match(r"\s*torchweld (.*)", line) for line in text.splitlines()]
     return [shlex.split(re.split(r"\|\||\||;", one[1])[0], comments=True) for one in typed if one]
 
 
@@ -147,22 +138,3 @@ def test_not_measured_is_a_warning_and_slower_fails(tmp_path: Path, code: int, e
     )
     assert done.returncode == ends, done.stderr
     assert ("::warning::" in done.stdout) == (code == 2)
-
-
-@pytest.mark.parametrize("page", ["gate.md", "bench.md", "benchmarks.md", "history.md"])
-def test_what_the_page_shows_can_be_typed(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Verbs, options and the form of their values; nothing runs."""
-    for folder in ("work", "main"):
-        (tmp_path / folder).mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    found = [arguments for text in blocks(page) for arguments in commands(text)]
-    assert found
-    for arguments in found:
-        command, rest = cli.commands[arguments[0]], arguments[1:]
-        with command.make_context(arguments[0], [*rest]):
-            pass
-        if isinstance(command, click.Group) and rest:
-            with command.commands[rest[0]].make_context(rest[0], rest[1:]):
-                pass

@@ -281,6 +281,23 @@ def test_ranges_with_paths_are_module_calls(tmp_path: Path) -> None:
     assert profile.notices == ()
 
 
+def test_a_module_that_is_met_before_the_one_around_it_comes_after_it(tmp_path: Path) -> None:
+    trace = MadeTrace()
+    trace.add("user_annotation", "nn.Module: a.b", 0, 10).op("aten::x", 1, 2)
+    trace.add("user_annotation", "nn.Module: a", 20, 10).op("aten::y", 21, 4)
+    profile = read_trace(trace.write(tmp_path / "trace.json"))
+    assert [(module.path, module.parent) for module in profile.modules] == [
+        ("", -1),
+        ("a", 0),
+        ("a.b", 1),
+    ]
+    assert [profile.modules[op.module].path for op in profile.ops] == ["a.b", "a"]
+    assert [module.calls for module in profile.modules] == [0, 1, 1]
+    assert profile.modules[1].forward_us == 20.0
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+
+
 @pytest.mark.parametrize("mark", [False, True])
 def test_stacks_give_modules_unless_there_are_ranges_with_paths(tmp_path: Path, mark: bool) -> None:
     path = export(Net(), tmp_path / "trace.json", mark=mark, with_stack=True)

@@ -33,9 +33,9 @@ from torchweld.pages.page_records import (
     MemoryView,
     ModuleRow,
     Page,
+    PageSide,
     Roof,
     RoofPoint,
-    PageSide,
     Strip,
     Timeline,
 )

@@ -9,6 +9,7 @@ things are columns (one tuple for each field, all of one length), which keeps pa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from torchweld.core.record_fields import Amount, Count, Index, Measured
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
 from torchweld.findings.finding import Finding
+from torchweld.pages.page_problems import astray, not_before, uneven
 from torchweld.profiles.accounting.time_splits import Split
 from torchweld.profiles.profile import About
 from torchweld.report.flame_stacks import FRAME_KINDS as FRAME_KINDS
@@ -69,6 +71,20 @@ class Flame:
     merged: Count = 0  # frames too small to see that were added to "smaller ones", time kept
     note: str = ""  # what the frames add up to
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        yield from uneven(
+            name=self.name,
+            parent=self.parent,
+            own_us=self.own_us,
+            kind=self.kind,
+            calls=self.calls,
+            module=self.module,
+        )
+        yield from astray("name", self.name, len(self.names))
+        yield from astray("kind", self.kind, len(FRAME_KINDS))
+        yield from not_before("parent", self.parent)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlameDiff:
@@ -82,6 +98,20 @@ class FlameDiff:
     kind: tuple[Count, ...]
     # "both", "new", "gone" or "welded": a welded module, whose inside reads as one change.
     state: tuple[Literal["both", "new", "gone", "welded"], ...]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        yield from uneven(
+            name=self.name,
+            parent=self.parent,
+            before_us=self.before_us,
+            after_us=self.after_us,
+            kind=self.kind,
+            state=self.state,
+        )
+        yield from astray("name", self.name, len(self.names))
+        yield from astray("kind", self.kind, len(FRAME_KINDS))
+        yield from not_before("parent", self.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +127,16 @@ class Lane:
     module: tuple[Index, ...]
     merged: Count = 0  # neighbours too short to see that became one span, time kept
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        yield from uneven(
+            start_us=self.start_us,
+            duration_us=self.duration_us,
+            name_index=self.name_index,
+            depth=self.depth,
+            module=self.module,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
@@ -104,6 +144,11 @@ class Timeline:
     names: tuple[str, ...]
     lanes: tuple[Lane, ...]
     note: str = ""  # whether times are as recorded, or laid out anew
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        for lane in self.lanes:
+            yield from astray("name_index", lane.name_index, len(self.names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +195,10 @@ class MemoryView:
     bytes: tuple[int, ...]  # from that time on
     at_peak: tuple[AliveBytes, ...]
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        yield from uneven(at_us=self.at_us, bytes=self.bytes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PageSide:
@@ -170,6 +219,17 @@ class PageSide:
     findings: tuple[Finding, ...] = ()
     faults_per_step: float | NotMeasured | None = None
     notices: tuple[str, ...] = ()
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if not self.modules:
+            yield "has no modules; the model itself comes first"
+        count = len(self.modules)
+        yield from not_before("modules.parent", (row.parent for row in self.modules))
+        for flame in (self.flame, self.device_flame):
+            yield from astray("flame.module", flame.module if flame is not None else (), count)
+        for lane in self.timeline.lanes if self.timeline is not None else ():
+            yield from astray("lane.module", lane.module, count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +284,11 @@ class CrossoverMap:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: tuple[MapCell, ...]
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        yield from astray("cells.row", (cell.row for cell in self.cells), len(self.rows))
+        yield from astray("cells.column", (cell.column for cell in self.cells), len(self.columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,3 +362,8 @@ class Page(SavedRecord):
     environment: tuple[tuple[str, str], ...] = ()  # name, value
     command: str = ""  # repeats it
     notes: tuple[str, ...] = ()
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if len(self.sides) > 2:
+            yield f"has {len(self.sides)} sides; expected are one, or before and after"

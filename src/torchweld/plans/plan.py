@@ -277,7 +277,11 @@ class Whole(Judged):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ShownAsPage, SavedRecord):
-    """See the module's docstring."""
+    """Which blocks to weld and which not, with every reason and measurement; `print` shows it.
+
+    `tw.plan` makes plans, `tw.apply` carries them out. A figure that was not measured is a
+    `NotMeasured` with the reason.
+    """
 
     FORMAT = RecordFormat(
         what="plan",

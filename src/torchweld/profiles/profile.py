@@ -369,10 +369,11 @@ def _without_course(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(ShownAsPage, SavedRecord):
-    """See the module's docstring. Shares are shares of `step_us`.
+    """One step of a model, op by op and module by module. Shares are shares of `step_us`.
 
-    If it is `NotMeasured`, the times of ops and modules are as recorded and say nothing about the
-    model. Counts (ops, calls, shapes, bytes) hold nevertheless.
+    `tw.profile`, `tw.profiling` and `tw.read_trace` make profiles. If `step_us` is
+    `NotMeasured`, the times of ops and modules are as recorded and say nothing about the model.
+    Counts (ops, calls, shapes, bytes) hold nevertheless.
     """
 
     FORMAT = RecordFormat(

@@ -144,6 +144,7 @@ class _Attributor:
 
     def run(self) -> Attribution:
         self._find_owners()
+        self._put_parents_first()
         times = self._usual_times()
         totals = _totals(self.events, times.own_us)
         ops, op_of = self._ops(times, totals)
@@ -222,6 +223,20 @@ class _Attributor:
             self.module_of[event.parent] = self.module_of[i]
             self.call_of[event.parent] = self.call_of[i]
         before[event.thread] = i
+
+    def _put_parents_first(self) -> None:
+        """In a trace, a module may be met before the one around it."""
+        order: dict[int, None] = {}
+        for i in range(len(self.places)):
+            around, chain = i, [i]
+            while (around := self._parent(self.places[around].path)) >= 0:
+                chain.append(around)
+            order.update(dict.fromkeys(reversed(chain)))
+        moved = {before: after for after, before in enumerate(order)}
+        self.places = [self.places[i] for i in order]
+        self.index = {place.path: i for i, place in enumerate(self.places)}
+        self.module_of = [moved[i] for i in self.module_of]
+        self.call_counts = {moved[i]: count for i, count in self.call_counts.items()}
 
     # ---- times ----
 
