@@ -6,7 +6,7 @@ import { curveStepAfter, line } from "d3-shape";
 
 import { blank, bottomAxis, leftAxis, shortened, type Area } from "./axes";
 import { drawnToFit, html, svg, type Child } from "./dom";
-import { bytes, count, duration } from "./number_text";
+import { bytes, capital, count, duration } from "./number_text";
 import type { MemoryView, Page } from "./page_data";
 import { figureOf, scrollingTable, type Section, type Table } from "./plot";
 
@@ -35,7 +35,7 @@ export function memorySection(page: Page): Section | null {
 
 function inWords(course: Course): string {
   const { memory } = course;
-  const name = course.name ? `${course.name.charAt(0).toUpperCase()}${course.name.slice(1)}: ` : "";
+  const name = course.name ? `${capital(course.name)}: ` : "";
   return (
     `${name}${bytes(memory.peak_bytes)} at the peak, ` +
     `${count(memory.allocations)} allocations of ${bytes(memory.allocated_bytes)} in all. `

@@ -31,11 +31,13 @@ type Measure = "time" | "before" | "flops";
 
 export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTMLElement | null {
   const now = sides[sides.length - 1];
-  const timed = sides.every((side) => side.modules.some((row) => timeOf(row) > 0));
+  const below = (side: PageSide, of: (row: ModuleRow) => number) =>
+    side.modules.some((row) => row.parent >= 0 && of(row) > 0);
   const measures: [Measure, string][] = [];
-  if (timed) measures.push(["time", sides.length > 1 ? `Time ${now.name}` : "Time"]);
-  if (timed && sides.length > 1) measures.push(["before", `Time ${sides[0].name}`]);
-  if (now.modules.some((row) => row.flops > 0)) measures.push(["flops", "FLOPs"]);
+  const several = sides.length > 1;
+  if (below(now, timeOf)) measures.push(["time", several ? `Time ${now.name}` : "Time"]);
+  if (several && below(sides[0], timeOf)) measures.push(["before", `Time ${sides[0].name}`]);
+  if (below(now, (row) => row.flops)) measures.push(["flops", "FLOPs"]);
   if (measures.length === 0) return null;
   let measure = measures[0][0];
   const holder = html("div", { class: "drawing map" });
@@ -48,6 +50,8 @@ export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTM
   });
   listen(holder, rowsOf, sides, reveal);
   const fates = [...new Set(now.modules.map((row) => row.fate ?? ""))];
+  const judged = fates.some((fate) => fate !== "");
+  if (!judged) holder.classList.add("unjudged");
   const legend = legendOf(
     (Object.keys(FATES) as Fate[])
       .filter((fate) => fates.includes(fate))
@@ -57,7 +61,10 @@ export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTM
     id: "welded-map",
     title: "The model as a map",
     unit: "area: share of the step",
-    body: [html("div", { class: "controls" }, measures.length > 1 && switches, legend), holder],
+    body: [
+      html("div", { class: "controls" }, measures.length > 1 && switches, judged && legend),
+      holder,
+    ],
     table: () => mapTable(now.modules),
     drawing: () => holder.querySelector("svg"),
   });
