@@ -7,7 +7,7 @@ import { blank, bottomAxis, tickText, type Area } from "./axes";
 import { drawnToFit, html, offstage, svg, type Child } from "./dom";
 import { legendOf } from "./flame_section";
 import { fitted } from "./flame_view";
-import { count, interval, ratio, reason } from "./number_text";
+import { count, interval, ratio, reason, sentences } from "./number_text";
 import { finite, type CrossoverMap, type CurvePlot, type MapCell, type Page } from "./page_data";
 import { figureOf, type Section, type Table } from "./plot";
 import { ends, speedFrame, speedScale } from "./speed_plot";
@@ -149,14 +149,24 @@ function curvesOf(plot: CurvePlot, number: number): HTMLElement {
       ]),
     ),
   });
+  const names = plot.curves.map((curve, i): [string, string] => [`curve-${i % 5}`, curve.name]);
+  const known = plot.curves.some((curve) =>
+    curve.points.some((one) => finite(one.speedup) !== null),
+  );
   return figureOf({
     id: `bench-curves-${number}`,
     title: plot.title,
     unit: plot.source === "plan" ? "measured for the plan" : "bench",
-    body: [holder, legendOf(plot.curves.map((curve, i) => [`curve-${i % 5}`, curve.name]))],
+    body: known ? [holder, legendOf(names)] : [html("p", { class: "note" }, whyEmpty(plot))],
     table,
-    drawing: () => holder.querySelector("svg"),
+    ...(known && { drawing: () => holder.querySelector("svg") }),
   });
+}
+
+function whyEmpty(plot: CurvePlot): string {
+  const all = plot.curves.flatMap((curve) => curve.points.map((point) => reason(point.speedup)));
+  const reasons = [...new Set(all)].filter((one) => one !== "");
+  return sentences([`not measured${reasons.length > 0 ? `: ${reasons.join("; ")}` : ""}`]);
 }
 
 function draw(plot: CurvePlot, width: number): SVGSVGElement {

@@ -41,11 +41,13 @@ export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTM
   if (measures.length === 0) return null;
   let measure = measures[0][0];
   const holder = html("div", { class: "drawing map" });
+  const unit = html("span", {}, unitOf(measure));
   const rowsOf = () =>
     measure === "before" ? withFates(sides[0].modules, now.modules) : now.modules;
   const redraw = drawnToFit(holder, (width) => draw(rowsOf(), measure, width));
   const switches = choice("Area", measures, measure, (value) => {
     measure = value as Measure;
+    unit.textContent = unitOf(measure);
     redraw();
   });
   listen(holder, rowsOf, sides, reveal);
@@ -60,7 +62,7 @@ export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTM
   return figureOf({
     id: "welded-map",
     title: "The model as a map",
-    unit: "area: share of the step",
+    unit,
     body: [
       html("div", { class: "controls" }, measures.length > 1 && switches, judged && legend),
       holder,
@@ -68,6 +70,10 @@ export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTM
     table: () => mapTable(now.modules),
     drawing: () => holder.querySelector("svg"),
   });
+}
+
+function unitOf(measure: Measure): string {
+  return measure === "flops" ? "area: share of the FLOPs" : "area: share of the step";
 }
 
 /** Fates are known of the last side; areas may be those of the first. */
@@ -122,6 +128,7 @@ function treeOf(rows: ModuleRow[], measure: Measure): Place {
     if (value(row) > 0) places[row.parent].inside.push(places[i]);
     places[row.parent].own -= value(row);
   });
+  for (const place of [...places].reverse()) foldBlock(place, value);
   for (const place of places) {
     place.own = Math.max(0, place.own);
     // What a module does itself is a place beside its children.
@@ -131,6 +138,15 @@ function treeOf(rows: ModuleRow[], measure: Measure): Place {
     }
   }
   return tops.length === 1 ? tops[0] : { row: null, own: 0, inside: tops };
+}
+
+/** A block with one fate is one place, unless modules in it have fates of their own. */
+function foldBlock(place: Place, value: (row: ModuleRow) => number): void {
+  const fated = (one: Place): boolean =>
+    !["", "part", undefined].includes(one.row?.fate) || one.inside.some(fated);
+  if (place.row === null || !fated({ ...place, inside: [] }) || place.inside.some(fated)) return;
+  place.own = value(place.row);
+  place.inside = [];
 }
 
 function draw(rows: ModuleRow[], measure: Measure, width: number): SVGSVGElement {

@@ -9,7 +9,7 @@ import { copyButton } from "./plot";
 
 /** So many rows are unfolded at first, if whole levels fit. */
 const FIRST_ROWS = 24;
-const MOST_PRINTED = 150;
+const MOST_PRINTED = 60;
 
 interface TableColumn {
   name: string;

@@ -76,6 +76,8 @@ export class TimelineView {
       "Drag to pan; click, then turn the wheel to zoom. By keyboard: arrows, Shift and arrows, plus, minus, Enter, Escape.";
     this.listen();
     new ResizeObserver(() => this.resize()).observe(this.holder);
+    // Printing does not wait for a frame.
+    matchMedia("print").addEventListener("change", () => this.draw());
     document.addEventListener("theme", () => this.later());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
   }

@@ -315,7 +315,8 @@ class HistoryPlot:
 class ErrorRow:
     """Distance from the higher-precision reference, largest over rows, in units of what is allowed.
 
-    1 is the bound of the numerical rule. `eager` and `fused` are absolute.
+    1 is the bound of the numerical rule. `eager` and `fused` are absolute, or relative to the
+    largest value where `tensor` says so.
     """
 
     block: str
