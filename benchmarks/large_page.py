@@ -14,8 +14,6 @@ threads, and those of the device to that of its kernels.
 import argparse
 import cProfile
 import gzip
-import importlib
-import importlib.util
 import json
 import pstats
 import random
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torchweld.core.records import json_text
+from torchweld.pages.page_html import html_of
 from torchweld.pages.page_records import Page, PageSide
 from torchweld.pages.profile_view import side_of
 from torchweld.profiles.profile import Profile
@@ -170,15 +169,6 @@ def timed(what: str, make: Callable[[], T]) -> T:
     return found
 
 
-def html_of(page: Page) -> str | None:
-    """None if this checkout cannot write pages."""
-    name = "torchweld.pages.page_html"
-    if importlib.util.find_spec(name) is None:
-        return None
-    text: str = importlib.import_module(name).html_of(page)
-    return text
-
-
 def sizes(side: PageSide) -> Iterator[tuple[str, int]]:
     for name in ("modules", "flame", "device_flame", "timeline", "points", "memory", "findings"):
         found = getattr(side, name)
@@ -202,9 +192,6 @@ def run(trace: Path, html: Path | None) -> int:
         print(f"  {name:22}{count / 1e6:8.2f} MB")
     print(f"{'data':24}{len(data) / 1e6:8.2f} MB")
     text = timed("write the page", lambda: html_of(page))
-    if text is None:
-        print("no page was written: torchweld.pages.page_html is not there")
-        return 0
     print(f"{'page':24}{len(text.encode()) / 1e6:8.2f} MB")
     if html is not None:
         html.write_text(text)

@@ -24,7 +24,7 @@ def main() -> None:
     look.ops(ran)
 
     profile = tw.profile(lambda: matmul_add(x, w, b))
-    look.at(profile)
+    look.at(profile, chosen)
 
     look.heading("The machine")
     look.machine(profile)

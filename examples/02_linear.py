@@ -29,7 +29,7 @@ def main() -> None:
         here = w.data_ptr() == linear.weight.data_ptr()
         print(f"{name:<12}{list(w.shape)}, strides {w.stride()}, in the weight's memory: {here}")
 
-    look.at(tw.profile(linear, x), inside=True)
+    look.at(tw.profile(linear, x), chosen, inside=True)
 
     look.heading("Compiled")
     parts = (x, linear.weight.t(), linear.bias)

@@ -27,7 +27,7 @@ def main() -> None:
     look.ops(ran)
 
     profile = tw.profile(model, x)
-    look.at(profile)
+    look.at(profile, chosen)
     look.findings(tw.diagnose(profile))
 
 

@@ -22,7 +22,7 @@ def main() -> None:
         compiled(x)
     look.ops(ran)
 
-    look.at(tw.profile(compiled, x))
+    look.at(tw.profile(compiled, x), chosen)
 
     if chosen.seconds:
         look.heading("The speed")

@@ -26,7 +26,7 @@ def main() -> None:
             model(x)
     look.ops(ran)
 
-    look.at(tw.profile(model, x))
+    look.at(tw.profile(model, x), chosen)
 
     look.heading("The numbers")
     check = tw.verify(eager, model, x)

@@ -47,6 +47,7 @@ def main() -> None:
                 look.account(profile)
             look.heading(f"The flame graph, {doing}, {name}")
             look.flame(profile, ops=False, depth=3)
+        look.page(profile, chosen)  # of the welded model; in the end, of its training
 
         if chosen.seconds:
             look.heading(f"The speed, {doing}")

@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,8 +36,12 @@ def options(about: str) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=4.0, help="how long to compare speeds; 0: do not"
     )
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page as well")
+    chosen = parser.parse_args()
+    if chosen.report is not None and chosen.report.exists():
+        parser.error(f"{chosen.report} is there already; give another name")
     torch.manual_seed(0)
-    return parser.parse_args()
+    return chosen
 
 
 def heading(text: str) -> None:
@@ -67,12 +72,18 @@ def _many(count: int, noun: str) -> str:
 # ---- where the time goes ----
 
 
-def at(profile: tw.Profile, inside: bool = False) -> None:
-    """The account and the flame graph, under their headings."""
+def at(profile: tw.Profile, chosen: argparse.Namespace, inside: bool = False) -> None:
+    """The account and the flame graph, under their headings; the page, if it is wanted."""
     heading("The account")
     account(profile)
     heading("The flame graph")
     flame(profile, inside=inside)
+    page(profile, chosen)
+
+
+def page(profile: tw.Profile, chosen: argparse.Namespace) -> None:
+    if chosen.report is not None:
+        chosen.report.write_text(profile.to_html(), encoding="utf-8")
 
 
 def account(profile: tw.Profile) -> None:

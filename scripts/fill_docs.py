@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Fills the walk-through with what the examples print, and says where it has drifted from them.
 
-    python scripts/fill_docs.py            runs the examples; rewrites all blocks if one has drifted
-    python scripts/fill_docs.py --all      rewrites in any case: then all times are of one machine
-    python scripts/fill_docs.py --check    changes nothing; exit code 1 if a block has drifted
+    python -m scripts.fill_docs            runs the examples; rewrites all blocks if one has drifted
+    python -m scripts.fill_docs --all      rewrites in any case: then all times are of one machine
+    python -m scripts.fill_docs --check    changes nothing; exit code 1 if a block has drifted
 
 A block stands under a comment that names its source:
 
@@ -29,15 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-ROOT = Path(__file__).parents[1]
+from scripts.doc_pages import ROOT, fences_of
+
 EXAMPLES = ROOT / "examples"
 WALKTHROUGH = ROOT / "docs" / "walkthrough.md"
 
-BLOCK = re.compile(
-    r"<!-- (?P<kind>output|source): (?P<path>\S+), (?P<part>[^>]+?) -->\n"
-    r"```(?P<language>\w*)\n(?P<text>.*?)```\n",
-    re.DOTALL,
-)
+KINDS = ("output", "source")
 
 
 class DocsError(Exception):
@@ -50,6 +46,7 @@ class Block:
     path: str
     part: str
     text: str
+    line: int  # of the page, where the text begins
 
     @property
     def name(self) -> str:
@@ -58,11 +55,14 @@ class Block:
 
 def blocks_of(page: str) -> list[Block]:
     """All blocks of a page; raises for a comment that is not followed by one."""
-    found = [
-        Block(kind=m["kind"], path=m["path"], part=m["part"], text=m["text"])
-        for m in BLOCK.finditer(page)
-    ]
-    comments = re.findall(r"<!-- (?:output|source):.*", page)
+    found = []
+    for fence in fences_of(WALKTHROUGH.name, page):
+        for kind in KINDS:
+            if (mark := fence.mark(kind)) is not None:
+                path, _, part = mark.strip().partition(", ")
+                block = Block(kind=kind, path=path, part=part, text=fence.text, line=fence.line)
+                found.append(block)
+    comments = re.findall(rf"<!-- (?:{'|'.join(KINDS)}):", page)
     if len(comments) != len(found):
         raise DocsError(f"{len(comments)} comments name a source, but {len(found)} blocks follow")
     return found
@@ -70,12 +70,11 @@ def blocks_of(page: str) -> list[Block]:
 
 def filled(page: str, texts: Mapping[str, str]) -> str:
     """The page with the text of every block replaced; texts by the block's name."""
-
-    def block(match: re.Match[str]) -> str:
-        begin, end = (place - match.start() for place in match.span("text"))
-        return match[0][:begin] + texts[f"{match['path']}, {match['part']}"] + match[0][end:]
-
-    return BLOCK.sub(block, page)
+    lines = page.splitlines(keepends=True)
+    for block in reversed(blocks_of(page)):
+        first = block.line - 1
+        lines[first : first + block.text.count("\n")] = [texts[block.name]]
+    return "".join(lines)
 
 
 # ---- what belongs into a block ----

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tests.support.brief_profiling import make_brief, make_calm
+from tests.support.brief_profiling import make_brief, make_calm, make_uncorrected
 
 from torchweld import ops
 
@@ -60,6 +60,12 @@ def calm_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     """A few steps on a machine that counts as calm."""
     make_brief(monkeypatch)
+
+
+@pytest.fixture
+def uncorrected_profiles(monkeypatch: pytest.MonkeyPatch, brief_profiles: None) -> None:
+    """The same with times as recorded."""
+    make_uncorrected(monkeypatch)
 
 
 @pytest.fixture

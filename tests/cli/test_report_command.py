@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from tests.support.bench_samples import FakeCompare, case, cell, comparison
 from tests.support.bench_samples import bench as made_bench
-from tests.support.bench_samples import case, cell, comparison
 from tests.support.block_profiles import blocks, fused_blocks
 from torch import nn
 
@@ -24,6 +24,7 @@ from torchweld.pages.page_reading import read_page
 from torchweld.pages.page_records import Page
 from torchweld.pages.page_sections import sections_of
 from torchweld.pages.page_server import PageServer
+from torchweld.plans import choice_timing, whole_model
 from torchweld.profiles.accounting.profile_diff import diff
 
 Captured = pytest.CaptureFixture[str]
@@ -239,6 +240,21 @@ def test_a_profile_writes_its_page(files: Path, say: Say, monkeypatch: pytest.Mo
     code, _, err = say("profile", "gpt", "--report", "p.json")
     assert code == 2
     assert "has to end in .html" in err
+
+
+def test_a_plan_writes_its_page_beside_its_json(
+    files: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (choice_timing, whole_model):
+        monkeypatch.setattr(place, "compare", FakeCompare())
+    asked = ("fuse", "policy", "--quick", "--no-profile", "--json", "--report", "p.html")
+    code, out, err = say(*asked)
+    assert code == 0, err
+    assert json.loads(out)["model"] == "Policy"
+    page = read_page(files / "p.html")
+    assert page.sides == ()
+    assert page.verdict.startswith("Policy: welded 1 of 1 MLPs: 2.00x faster")
+    assert {"welded", "bench", "numerics", "samples"} <= set(sections_of(page))
 
 
 def test_a_bench_writes_its_page(

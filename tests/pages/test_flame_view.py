@@ -64,7 +64,7 @@ def host(profile: Profile) -> Flame:
 # ---- all of the time ----
 
 
-@pytest.mark.usefixtures("brief_profiles")
+@pytest.mark.usefixtures("uncorrected_profiles")
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", ALL)
 def test_frames_of_a_built_in_model_add_up_to_its_step(name: str, training: bool) -> None:

@@ -86,7 +86,7 @@ def test_a_profile_without_memory_has_no_view() -> None:
     assert memory_of(blocks()) is None
 
 
-@pytest.mark.usefixtures("brief_profiles")
+@pytest.mark.usefixtures("uncorrected_profiles")
 def test_a_live_course_lies_within_its_timeline() -> None:
     model = nn.Sequential(nn.Linear(24, 56), nn.GELU(), nn.Linear(56, 8))
     profile = take(model, torch.randn(13, 24), training=True, steps=2)

@@ -123,7 +123,7 @@ def test_a_side_of_a_trace_reads_back_as_it_was(name: str) -> None:
     assert read_back(side) == side
 
 
-@pytest.mark.usefixtures("brief_profiles")
+@pytest.mark.usefixtures("uncorrected_profiles")
 def test_a_side_of_a_live_step_reads_back_as_it_was() -> None:
     model, inputs = small("gpt")
     side = side_of(take(model, inputs, training=True, steps=2), "after")

@@ -89,7 +89,7 @@ def test_blocks_have_points_of_the_same_name_before_and_after() -> None:
         assert point.time_us > blocks_in(after)[path].time_us
 
 
-@pytest.mark.usefixtures("brief_profiles")
+@pytest.mark.usefixtures("uncorrected_profiles")
 @pytest.mark.parametrize("training", [False, True])
 def test_blocks_of_a_welded_model_have_points_on_both_sides(training: bool) -> None:
     # Weight gradients from 256 KB on may come from a pool, and are not seen to be made.

@@ -29,16 +29,16 @@ def put(*keys: str | int, value: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (put("modules", 1, "parent", value=1), r"modules\[1\].parent = 1"),
-        (put("modules", 1, "parent", value=-1), r"modules\[1\].parent = -1"),
-        (put("flame", "parent", 2, value=2), r"frames\[2\].parent = 2"),
-        (put("flame", "name", 0, value=999), "name = 999"),
-        (put("flame", "kind", 0, value=5), "kind = 5; there are 5"),
-        (put("flame", "module", 0, value=999), "module of a frame = 999"),
+        (put("modules", 1, "parent", value=1), r"modules.parent\[1\] = 1"),
+        (put("modules", 1, "parent", value=-1), r"modules.parent\[1\] = -1"),
+        (put("flame", "parent", 2, value=2), r"parent\[2\] = 2"),
+        (put("flame", "name", 0, value=999), r"name\[0\] = 999"),
+        (put("flame", "kind", 0, value=5), r"kind\[0\] = 5; expected is one of 5"),
+        (put("flame", "module", 0, value=999), r"flame.module\[0\] = 999"),
         (put("device_flame", "calls", value=[]), "different lengths"),
         (put("timeline", "lanes", 0, "depth", value=[]), "different lengths"),
-        (put("timeline", "lanes", 0, "name_index", 0, value=999), "name_index = 999"),
-        (put("timeline", "lanes", 0, "module", 0, value=999), "module of a span = 999"),
+        (put("timeline", "lanes", 0, "name_index", 0, value=999), r"name_index\[0\] = 999"),
+        (put("timeline", "lanes", 0, "module", 0, value=999), r"lane.module\[0\] = 999"),
     ],
 )
 def test_a_damaged_side_is_refused(damage: Callable[[Any], None], complaint: str) -> None:
@@ -53,8 +53,8 @@ def test_a_damaged_side_is_refused(damage: Callable[[Any], None], complaint: str
     ("damage", "complaint"),
     [
         (put("after_us", value=[]), "different lengths"),
-        (put("parent", 1, value=7), r"frames\[1\].parent = 7"),
-        (put("name", 0, value=999), "name = 999"),
+        (put("parent", 1, value=7), r"parent\[1\] = 7"),
+        (put("name", 0, value=999), r"name\[0\] = 999"),
     ],
 )
 def test_a_damaged_difference_is_refused(damage: Callable[[Any], None], complaint: str) -> None:

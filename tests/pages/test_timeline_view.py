@@ -88,7 +88,7 @@ def test_the_backward_of_a_module_is_named_as_such() -> None:
     assert "backward of layers.0.mlp.up" in found.names
 
 
-@pytest.mark.usefixtures("brief_profiles")
+@pytest.mark.usefixtures("uncorrected_profiles")
 @pytest.mark.parametrize("training", [False, True])
 def test_a_live_step_is_laid_out_in_its_own_time(training: bool) -> None:
     model, inputs = small("gpt")

@@ -15,11 +15,16 @@ from scripts.doc_pages import INDEX, ROOT, Fence, fences_of, links_of, read_page
 
 import torchweld
 from torchweld.cli.main import cli
+from torchweld.core.activations import ACTIVATIONS
+from torchweld.findings import RULES
+from torchweld.models import MODELS
+from torchweld.ops.backends import BACKENDS
+from torchweld.profiles.attributing.launch_counts import COUNTERS
 
 PAGES = doc_pages.page_names()
 SHOWN = [page for page in PAGES if page != "CHANGELOG.md"]  # which has names of the past
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "cpp"}
-MARKS = {"not run", "before", "raises", "printed", "quick"}
+MARKS = {"not run", "before", "raises", "printed", "quick", "output", "source"}
 
 
 def fences(*languages: str) -> list[Fence]:
@@ -54,11 +59,9 @@ def test_a_link_that_leads_nowhere_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", SHOWN)
 def test_headings_have_different_anchors(page: str) -> None:
     """The second of two alike is called differently by code hosts and by the site."""
-    if page == "CHANGELOG.md":
-        pytest.skip("the same kinds of change occur in every release; nothing links to them")
     text = read_page(page)
     names = Counter(
         re.sub(r"[^\w\- ]", "", name.lower()) for _, name in doc_pages.headings_of(text)
@@ -251,6 +254,29 @@ def test_files_in_the_text_exist(page: str) -> None:
     for line, span in doc_pages.code_spans_of(page):
         if re.fullmatch(pattern, span):
             assert (ROOT / span).exists(), f"{page}:{line}: {span}"
+
+
+def first_cells(page: str, heading: str = "") -> set[str]:
+    """The code that rows of tables begin with, on a page or in one section of it."""
+    text = read_page(page)
+    if heading:
+        section = text.partition(f"## {heading}\n")[2]
+        text = re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return set(re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE))
+
+
+def test_lists_of_names_are_complete() -> None:
+    """What the code has more of, a page has to tell."""
+    for page in ("docs/op.md", "DESIGN.md"):
+        (found,) = re.findall(r"Activations:\s+`([^`]+)`", read_page(page))
+        assert found.split() == list(ACTIVATIONS), page
+    assert first_cells("docs/backends.md") >= {backend.name for backend in BACKENDS}
+    assert first_cells("docs/targets.md", "Built-in models") == set(MODELS)
+    assert first_cells("docs/expect.md", "The counters") == set(COUNTERS)
+    sources = (ROOT / "src" / "torchweld" / "findings").glob("*.py")
+    rules = {name for path in sources for name in re.findall(r'rule="([^"]+)"', path.read_text())}
+    assert len(rules) == len(RULES)
+    assert first_cells("docs/diagnosis.md") >= rules
 
 
 def test_the_reference_is_what_the_docstrings_say() -> None:

@@ -35,6 +35,11 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 from torchweld.findings import diagnose
 from torchweld.machine.measured_peaks import KeptPeaks
+from torchweld.pages.page_building import joined_pages, page_of
+from torchweld.pages.page_html import html_of
+from torchweld.pages.page_reading import data_in, read_page
+from torchweld.pages.page_records import HistoryPlot, HistoryPoint, Page
+from torchweld.pages.redaction import redacted
 from torchweld.plans.known_speeds import SpeedCell, SpeedTable, table_text
 from torchweld.plans.plan import Plan, Whole
 from torchweld.plans.planner import apply, plan
@@ -101,11 +106,31 @@ def shown(text: str) -> None:
 # ---- what is done with a file of each kind ----
 
 
+def shown_as_html(value: Any) -> None:
+    """In a notebook, and as a page that reads back."""
+    shown(value._repr_html_())
+    use_text(value.to_html())
+
+
+def use_text(html: str) -> None:
+    page = Page.from_json(data_in(html, "page"))
+    redacted(page).to_json()
+    joined_pages([page, page]).to_json()
+
+
+def use_report(path: Path) -> None:
+    found = read_page(path)
+    use_text(html_of(found))
+    found.save(path)
+    assert to_plain(read_page(path)) == to_plain(found)
+
+
 def use_plan(path: Path) -> None:
     found = Plan.load(path)
     shown(str(found))
     found.save(path)
     assert to_plain(Plan.load(path)) == to_plain(found)
+    shown_as_html(found)
     model, (x, y) = net(), expected()
     for way in ("raise", "skip", "verify"):
         try:
@@ -128,6 +153,7 @@ def use_profile(path: Path) -> None:
     for one in (diff(found, found), diff(found, blocks(layers=1))):
         shown(to_text(report.diff_sections(one)))
         one.to_json()
+    shown_as_html(found)
     saved = path.with_name("again.json")
     found.save(saved)
     assert to_plain(Profile.load(saved)) == to_plain(found)
@@ -145,6 +171,7 @@ def use_bench(path: Path) -> None:
     found = Bench.from_dict(parse_json(read_whole(path)))
     parts = [*bench_head(found), *bench_sections(found, summarise(found), 100)]
     shown(to_text(parts))
+    shown_as_html(found)
     path.write_text(found.to_json())
     assert to_plain(Bench.from_dict(parse_json(read_whole(path)))) == to_plain(found)
 
@@ -248,6 +275,23 @@ def good_trace() -> Any:
     return json.loads(made.text())
 
 
+def good_report() -> Any:
+    profiles = [blocks(layers=1), on_device(fused_blocks(layers=1))]
+    made = page_of(profiles, plan=Plan.from_json(plan_text()), bench=Bench.from_dict(good_bench()))
+    point = HistoryPoint(
+        run=1,
+        name="main",
+        kind="gate",
+        created="2026-11-18",
+        commit="abc",
+        speedup=2.0,
+        interval=(1.0, 3.0),
+        verdict="accepted",
+    )
+    history = HistoryPlot(title="a", points=(point,))
+    return replace(made, history=(history,), command="torchweld").to_dict()
+
+
 def good_peaks() -> Any:
     return KeptPeaks(peaks=make_peaks(gflops=10.0, gbps=5.0, threads=2)).to_dict()
 
@@ -297,6 +341,7 @@ KINDS = {
     "comparison": Kind(lambda: comparison().to_dict(), use_comparison),
     "peaks": Kind(good_peaks, use_peaks),
     "table": Kind(good_table, use_table),
+    "report": Kind(good_report, use_report),
 }
 
 

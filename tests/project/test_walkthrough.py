@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from scripts import fill_docs
+from scripts.doc_pages import ROOT
 from scripts.fill_docs import DocsError
 
 from torchweld import findings
 from torchweld.profiles.accounting.time_splits import PARTS
 
 PAGE = fill_docs.WALKTHROUGH.read_text()
-SHEET = (fill_docs.ROOT / "docs" / "cheatsheet.md").read_text()
+SHEET = (ROOT / "docs" / "cheatsheet.md").read_text()
 SCRIPTS = sorted(path.name for path in fill_docs.EXAMPLES.glob("0*.py"))
 COMPILES = ("02_linear.py", "04_compiled.py")
 
@@ -31,9 +32,11 @@ def test_the_page_shows_what_a_script_prints(script: str) -> None:
     path = f"examples/{script}"
     blocks = [block for block in fill_docs.blocks_of(PAGE) if block.path == path]
     assert any(block.kind == "output" for block in blocks)
-    output = fill_docs.output_of(fill_docs.ROOT / path, "--seconds", "0.01")
+    output = fill_docs.output_of(ROOT / path, "--seconds", "0.01")
     found = list(fill_docs.drifted(blocks, fill_docs.wanted_texts(blocks, {path: output})))
-    assert not found, "\n".join([*found, "run scripts/fill_docs.py, and read the text again"])
+    assert not found, "\n".join(
+        [*found, "run python -m scripts.fill_docs, and read the text again"]
+    )
 
 
 def test_the_page_shows_the_code_that_runs() -> None:
@@ -52,11 +55,26 @@ def test_a_script_says_what_can_be_chosen() -> None:
     assert "--device" in done.stdout
 
 
+@pytest.mark.usefixtures("brief_profiles")
+def test_a_script_writes_a_page_and_replaces_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, page = fill_docs.EXAMPLES / SCRIPTS[0], tmp_path / "page.html"
+    fill_docs.output_of(script, "--report", str(page))
+    written = page.read_text(encoding="utf-8")
+    assert written.lower().startswith("<!doctype html>")
+    assert "aten::mm" in written
+    with pytest.raises(SystemExit):
+        fill_docs.output_of(script, "--report", str(page))
+    assert "is there already" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == written
+
+
 # ---- the comparison itself ----
 
 SAID = """\
 <!-- output: examples/a.py, The ops -->
-```
+```text
 aten::mm   16x256            ~  12.0 µs  ▇▇▇
 2 kernels
 ~ only here

@@ -6,6 +6,7 @@ import pytest
 from tests.support.made_profiles import make_peaks
 
 from torchweld.machine import measured_peaks
+from torchweld.profiles.attributing.attribution import Costs
 from torchweld.profiles.recording import live_profile, profile_building
 from torchweld.timing.core_waiting import CoreWaiting
 
@@ -26,3 +27,9 @@ def make_brief(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(live_profile, "MOST_STEPS", 5)
     made = make_peaks(gflops=1000.0, gbps=2.0, threads=1)
     patch.setattr(measured_peaks, "peaks", lambda measure=False: made)
+
+
+def make_uncorrected(patch: pytest.MonkeyPatch) -> None:
+    """Times are as recorded. Beside other processes, few rounds can misjudge the profiler's cost by
+    so much that nothing is left of a small model's step."""
+    patch.setattr(profile_building, "calibrate", lambda loop, rounds: Costs())

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
-from torchweld.core import number_text
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.number_text import counted
 from torchweld.pages.page_records import Flame
 from torchweld.profiles.accounting.time_splits import Split
 
 PARTS = ("arithmetic", "traffic", "launch", "round_trip", "host", "slow", "unexplained")
-# A browser rounds halves up, Python to even: a value just above is rounded up by both.
-ABOVE = 1 + 1e-13
+MINUS = "−"
 
 
-def duration(us: float | NotMeasured) -> str:
-    return "not measured" if isinstance(us, NotMeasured) else number_text.duration(us * ABOVE)
-
-
-def share(part: float, whole: float) -> str:
-    return number_text.share(part * ABOVE, whole)
+def fixed(value: float, digits: int) -> str:
+    """As browsers round: halves up, where Python takes the even one."""
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return str(rounded).replace("-", MINUS)
 
 
 def figure(value: float) -> str:
-    return number_text.figure(value * ABOVE)
+    size = abs(value)
+    return fixed(value, 2 if size < 9.995 else 1 if size < 99.95 else 0)
+
+
+def duration(us: float | NotMeasured) -> str:
+    if isinstance(us, NotMeasured):
+        return "not measured"
+    if us == 0:
+        return "0 µs"
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if abs(us) >= 0.9995 * scale:
+            return f"{figure(us / scale)} {unit}"
+    return f"{figure(us)} µs"
+
+
+def share(part: float, whole: float) -> str:
+    percent = 100 * part / whole
+    if percent == 0:
+        return "0 %"
+    if abs(percent) < 0.1:
+        return "<0.1 %"
+    return f"{fixed(percent, 0 if abs(percent) >= 9.95 else 1)} %"
 
 
 def parts_us(split: Split) -> list[float]:
@@ -56,5 +75,5 @@ def found(names: Sequence[str], widths: Sequence[float], parent: Sequence[int], 
     for i, around in enumerate(parent):
         covered[i] = around >= 0 and (match[around] or covered[around])
     time_us = sum(w for w, m, c in zip(widths, match, covered, strict=True) if m and not c)
-    frames = number_text.counted(sum(match), "frame")
+    frames = counted(sum(match), "frame")
     return f"{frames}, {duration(time_us)}, {share(time_us, widths[0])} of the step"

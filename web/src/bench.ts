@@ -7,7 +7,7 @@ import { blank, bottomAxis, tickText, type Area } from "./axes";
 import { drawnToFit, html, offstage, svg, type Child } from "./dom";
 import { legendOf } from "./flame_section";
 import { fitted } from "./flame_view";
-import { count, interval, ratio, reason } from "./number_text";
+import { count, interval, ratio, reason, sentences } from "./number_text";
 import { finite, type CrossoverMap, type CurvePlot, type MapCell, type Page } from "./page_data";
 import { figureOf, type Section, type Table } from "./plot";
 import { ends, speedFrame, speedScale } from "./speed_plot";
@@ -149,32 +149,56 @@ function curvesOf(plot: CurvePlot, number: number): HTMLElement {
       ]),
     ),
   });
+  const names = plot.curves.map((curve, i): [string, string] => [`curve-${i % 5}`, curve.name]);
+  const known = plot.curves.some((curve) =>
+    curve.points.some((one) => finite(one.speedup) !== null),
+  );
   return figureOf({
     id: `bench-curves-${number}`,
     title: plot.title,
     unit: plot.source === "plan" ? "measured for the plan" : "bench",
-    body: [holder, legendOf(plot.curves.map((curve, i) => [`curve-${i % 5}`, curve.name]))],
+    body: known ? [holder, legendOf(names)] : [html("p", { class: "note" }, whyEmpty(plot))],
     table,
-    drawing: () => holder.querySelector("svg"),
+    ...(known && { drawing: () => holder.querySelector("svg") }),
   });
+}
+
+function whyEmpty(plot: CurvePlot): string {
+  const all = plot.curves.flatMap((curve) => curve.points.map((point) => reason(point.speedup)));
+  const reasons = [...new Set(all)].filter((one) => one !== "");
+  return sentences([`not measured${reasons.length > 0 ? `: ${reasons.join("; ")}` : ""}`]);
 }
 
 function draw(plot: CurvePlot, width: number): SVGSVGElement {
   const height = 250;
-  const right = width > 420 ? 92 : 14;
-  const area: Area = { left: 46, top: 28, width: width - 46 - right, height: height - 28 - 42 };
   const points = plot.curves.flatMap((curve) => curve.points);
   const rows = [...new Set(points.map((point) => point.x))].sort((a, b) => a - b);
-  const first = Math.max(1, rows[0]);
-  const last = Math.max(first * 1.01, rows[rows.length - 1]);
-  const x = scaleLog([first, last], [area.left + 8, area.left + area.width - 8]);
+  const right = width > 420 && rows.length > 1 ? 92 : 14;
+  const area: Area = { left: 46, top: 28, width: width - 46 - right, height: height - 28 - 42 };
+  // With one number of rows, the ways stand side by side instead.
+  const single = rows.length === 1;
+  const last = Math.max(rows[0] * 1.01, rows[rows.length - 1]);
+  const byRows = scaleLog(
+    [Math.max(1, rows[0]), last],
+    [area.left + 8, area.left + area.width - 8],
+  );
+  const step = area.width / plot.curves.length;
+  const place = (curve: number, x: number) =>
+    single ? area.left + (curve + 0.5) * step : byRows(Math.max(1, x));
   const y = speedScale(points, area);
   const names = plot.curves.map((curve) => curve.name).join(", ");
   const drawing = blank(width, height, `Speed of ${names} by rows; the table has the numbers`);
   drawing.append(
-    bottomAxis(area, { place: x, ticks: rows, text: tickText, title: "rows" }, 34),
+    single
+      ? bottomAxis(area, {
+          place: (i) => place(i, 0),
+          ticks: plot.curves.map((_, i) => i),
+          text: (i) => fitted(plot.curves[i].name, step - 8),
+          title: `${count(rows[0])} rows`,
+        })
+      : bottomAxis(area, { place: byRows, ticks: rows, text: tickText, title: "rows" }, 34),
     ...speedFrame(area, y),
-    ...plot.curves.flatMap((_, i) => curveLines(plot, i, x, y)),
+    ...plot.curves.flatMap((_, i) => curveLines(plot, i, (rows) => place(i, rows), y)),
     ...(right > 14 ? curveNames(plot, area.left + area.width + 2, right, y) : []),
   );
   return drawing;
@@ -205,9 +229,16 @@ function curveLines(
     const place = { cx: x(point.x), cy: y(speed), r: 3.4 };
     return [svg("circle", { ...place, class: `mark ${style}`, "data-point": `${number} ${i}` })];
   });
+  const whiskers = points.flatMap((point) => {
+    const limits = finite(point.speedup) === null ? null : ends(point.interval);
+    if (limits === null) return [];
+    const d = `M${x(point.x)} ${y(limits[0])}V${y(limits[1])}`;
+    return [svg("path", { class: `whisker ${style}`, d })];
+  });
   return [
     svg("path", { class: `interval ${style}`, d: band(points) ?? "" }),
     svg("path", { class: `course ${style}${DASHES[number % 3]}`, d: course(points) ?? "" }),
+    ...whiskers,
     ...dots,
   ];
 }

@@ -55,7 +55,11 @@ export function drawnToFit(holder: HTMLElement, draw: (width: number) => Element
     const width = Math.floor(holder.clientWidth);
     if (width <= 0) return;
     last = width;
-    holder.replaceChildren(draw(width));
+    const drawing = draw(width);
+    const height = drawing.getAttribute("height") ?? "0";
+    // On paper, which has another width, it is scaled.
+    drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    holder.replaceChildren(drawing);
   };
   new ResizeObserver(() => {
     if (Math.floor(holder.clientWidth) !== last) redraw();

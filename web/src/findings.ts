@@ -1,7 +1,7 @@
 /** Findings as cards: what, why, what to do, and the most that could be won. */
 
 import { html } from "./dom";
-import { duration, figure } from "./number_text";
+import { capital, duration, figure } from "./number_text";
 import type { Finding, Page } from "./page_data";
 import type { Section } from "./plot";
 
@@ -18,10 +18,6 @@ export function findingsSection(page: Page): Section | null {
     html("ol", { class: "cards" }, ...(side.findings ?? []).map(card)),
   ]);
   return { id: "findings", title: "Findings", short: "Findings", content };
-}
-
-function capital(text: string): string {
-  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function card(finding: Finding): HTMLElement {

@@ -4,7 +4,7 @@ import { html } from "./dom";
 import { BANDS, diffFrames, flameFrames } from "./flame_frames";
 import { FlameView } from "./flame_view";
 import { FRAME_KINDS, type Flame, type FlameDiff, type Page, type PageSide } from "./page_data";
-import { count, duration } from "./number_text";
+import { capital, count, duration, sentences } from "./number_text";
 import { figureOf, type Section, type Table } from "./plot";
 import { tabs, type Tab } from "./tabs";
 
@@ -36,10 +36,6 @@ export function flameSection(page: Page): Section | null {
       tabs("Flame graphs", found),
     ],
   };
-}
-
-function capital(text: string): string {
-  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
@@ -77,10 +73,12 @@ function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
       body: [legend, view.element],
       table,
       drawing: () => view.drawing(),
-      note:
+      note: sentences([
+        flame.note ?? "",
         merged > 0
           ? `${count(merged)} frames too small to see were added to frames called “smaller ones”; no time is lost.`
-          : undefined,
+          : "",
+      ]),
     });
   };
   return { id, name: capital(name), make };

@@ -1,11 +1,12 @@
 /** Memory over the step, and what is alive where it peaks. */
 
+import { max, maxIndex, min } from "d3-array";
 import { scaleLinear } from "d3-scale";
 import { curveStepAfter, line } from "d3-shape";
 
 import { blank, bottomAxis, leftAxis, shortened, type Area } from "./axes";
 import { drawnToFit, html, svg, type Child } from "./dom";
-import { bytes, count, duration } from "./number_text";
+import { bytes, capital, count, duration } from "./number_text";
 import type { MemoryView, Page } from "./page_data";
 import { figureOf, scrollingTable, type Section, type Table } from "./plot";
 
@@ -34,7 +35,7 @@ export function memorySection(page: Page): Section | null {
 
 function inWords(course: Course): string {
   const { memory } = course;
-  const name = course.name ? `${course.name.charAt(0).toUpperCase()}${course.name.slice(1)}: ` : "";
+  const name = course.name ? `${capital(course.name)}: ` : "";
   return (
     `${name}${bytes(memory.peak_bytes)} at the peak, ` +
     `${count(memory.allocations)} allocations of ${bytes(memory.allocated_bytes)} in all. `
@@ -67,11 +68,11 @@ function coursePlot(courses: Course[]): HTMLElement {
 function draw(courses: Course[], width: number): SVGSVGElement {
   const height = 260;
   const area: Area = { left: 64, top: 26, width: width - 64 - 14, height: height - 26 - 44 };
-  const end = Math.max(...courses.flatMap((course) => course.memory.at_us));
+  const end = max(courses, (course) => max(course.memory.at_us)) ?? 1;
   const all = courses.flatMap((course) => [course.memory.peak_bytes, ...course.memory.bytes]);
   const x = scaleLinear([0, end], [area.left, area.left + area.width]);
-  const low = Math.min(0, ...all);
-  const y = scaleLinear([low, Math.max(...all) * 1.12], [area.top + area.height, area.top]);
+  const low = Math.min(0, min(all) ?? 0);
+  const y = scaleLinear([low, (max(all) ?? 1) * 1.12], [area.top + area.height, area.top]);
   const drawing = blank(width, height, `Memory over the step. ${courses.map(inWords).join(" ")}`);
   drawing.append(
     bottomAxis(
@@ -107,7 +108,7 @@ function courseLines(
     (value) => y(value),
   ).curve(curveStepAfter);
   const side = course.before ? "before" : "after";
-  const peak = memory.bytes.indexOf(Math.max(...memory.bytes));
+  const peak = maxIndex(memory.bytes);
   const at = x(memory.at_us[peak]);
   const top = y(memory.bytes[peak]);
   const right = at > area.left + area.width * 0.7;

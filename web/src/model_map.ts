@@ -1,5 +1,6 @@
 /** The model as a map: area is a share of time or of FLOPs, colour and pattern what became of it. */
 
+import { max } from "d3-array";
 import { hierarchy, treemap, treemapSquarify, type HierarchyRectangularNode } from "d3-hierarchy";
 
 import { choice, drawnToFit, html, svg } from "./dom";
@@ -7,7 +8,7 @@ import { legendOf } from "./flame_section";
 import { fitted } from "./flame_view";
 import { dotting, hatching } from "./hatching";
 import { fateClass, FATES } from "./module_tree";
-import { change, duration, flops, share } from "./number_text";
+import { change, duration, flops, measured, reason, share } from "./number_text";
 import { isMissing, type Fate, type ModuleRow, type PageSide } from "./page_data";
 import { figureOf, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
@@ -30,23 +31,29 @@ type Measure = "time" | "before" | "flops";
 
 export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTMLElement | null {
   const now = sides[sides.length - 1];
-  const timed = sides.every((side) => !isMissing(side.step_us));
+  const below = (side: PageSide, of: (row: ModuleRow) => number) =>
+    side.modules.some((row) => row.parent >= 0 && of(row) > 0);
   const measures: [Measure, string][] = [];
-  if (timed) measures.push(["time", sides.length > 1 ? `Time ${now.name}` : "Time"]);
-  if (timed && sides.length > 1) measures.push(["before", `Time ${sides[0].name}`]);
-  if (now.modules.some((row) => row.flops > 0)) measures.push(["flops", "FLOPs"]);
+  const several = sides.length > 1;
+  if (below(now, timeOf)) measures.push(["time", several ? `Time ${now.name}` : "Time"]);
+  if (several && below(sides[0], timeOf)) measures.push(["before", `Time ${sides[0].name}`]);
+  if (below(now, (row) => row.flops)) measures.push(["flops", "FLOPs"]);
   if (measures.length === 0) return null;
   let measure = measures[0][0];
   const holder = html("div", { class: "drawing map" });
+  const unit = html("span", {}, unitOf(measure));
   const rowsOf = () =>
     measure === "before" ? withFates(sides[0].modules, now.modules) : now.modules;
   const redraw = drawnToFit(holder, (width) => draw(rowsOf(), measure, width));
   const switches = choice("Area", measures, measure, (value) => {
     measure = value as Measure;
+    unit.textContent = unitOf(measure);
     redraw();
   });
   listen(holder, rowsOf, sides, reveal);
   const fates = [...new Set(now.modules.map((row) => row.fate ?? ""))];
+  const judged = fates.some((fate) => fate !== "");
+  if (!judged) holder.classList.add("unjudged");
   const legend = legendOf(
     (Object.keys(FATES) as Fate[])
       .filter((fate) => fates.includes(fate))
@@ -55,11 +62,18 @@ export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTM
   return figureOf({
     id: "welded-map",
     title: "The model as a map",
-    unit: "area: share of the step",
-    body: [html("div", { class: "controls" }, measures.length > 1 && switches, legend), holder],
-    table: () => mapTable(now.modules, timed),
+    unit,
+    body: [
+      html("div", { class: "controls" }, measures.length > 1 && switches, judged && legend),
+      holder,
+    ],
+    table: () => mapTable(now.modules),
     drawing: () => holder.querySelector("svg"),
   });
+}
+
+function unitOf(measure: Measure): string {
+  return measure === "flops" ? "area: share of the FLOPs" : "area: share of the step";
 }
 
 /** Fates are known of the last side; areas may be those of the first. */
@@ -71,8 +85,14 @@ function withFates(before: ModuleRow[], now: ModuleRow[]): ModuleRow[] {
   });
 }
 
-function mapTable(rows: ModuleRow[], timed: boolean): Table {
-  const most = (of: (row: ModuleRow) => number) => Math.max(...rows.map(of));
+/** 0 where it was not measured: no area, and the table says why. */
+function timeOf(row: ModuleRow): number {
+  return isMissing(row.time_us) ? 0 : row.time_us;
+}
+
+function mapTable(rows: ModuleRow[]): Table {
+  const most = max(rows, timeOf) ?? 0;
+  const flopsOfAll = max(rows, (row) => row.flops) ?? 0;
   return {
     columns: [
       { name: "module" },
@@ -86,17 +106,9 @@ function mapTable(rows: ModuleRow[], timed: boolean): Table {
     rows: rows.map((row) => [
       row.path || "the model",
       row.kind,
-      timed
-        ? share(
-            row.time_us,
-            most((one) => one.time_us),
-          )
-        : "not measured",
+      measured(row.time_us, (us) => share(us, most)),
       row.flops,
-      share(
-        row.flops,
-        most((one) => one.flops),
-      ),
+      share(row.flops, flopsOfAll),
       FATES[row.fate ?? ""],
       row.why ?? "",
     ]),
@@ -104,7 +116,7 @@ function mapTable(rows: ModuleRow[], timed: boolean): Table {
 }
 
 function treeOf(rows: ModuleRow[], measure: Measure): Place {
-  const value = (row: ModuleRow) => (measure === "flops" ? row.flops : row.time_us);
+  const value = (row: ModuleRow) => (measure === "flops" ? row.flops : timeOf(row));
   const places = rows.map((row): Place => ({ row, own: value(row), inside: [] }));
   const tops: Place[] = [];
   rows.forEach((row, i) => {
@@ -116,6 +128,7 @@ function treeOf(rows: ModuleRow[], measure: Measure): Place {
     if (value(row) > 0) places[row.parent].inside.push(places[i]);
     places[row.parent].own -= value(row);
   });
+  for (const place of [...places].reverse()) foldBlock(place, value);
   for (const place of places) {
     place.own = Math.max(0, place.own);
     // What a module does itself is a place beside its children.
@@ -125,6 +138,15 @@ function treeOf(rows: ModuleRow[], measure: Measure): Place {
     }
   }
   return tops.length === 1 ? tops[0] : { row: null, own: 0, inside: tops };
+}
+
+/** A block with one fate is one place, unless modules in it have fates of their own. */
+function foldBlock(place: Place, value: (row: ModuleRow) => number): void {
+  const fated = (one: Place): boolean =>
+    !["", "part", undefined].includes(one.row?.fate) || one.inside.some(fated);
+  if (place.row === null || !fated({ ...place, inside: [] }) || place.inside.some(fated)) return;
+  place.own = value(place.row);
+  place.inside = [];
 }
 
 function draw(rows: ModuleRow[], measure: Measure, width: number): SVGSVGElement {
@@ -224,25 +246,26 @@ function listen(
 }
 
 function lines(row: ModuleRow, rows: ModuleRow[], sides: PageSide[]): string[] {
-  const of = sides.map((side) => side.modules.find((one) => one.path === row.path)?.time_us);
-  const [before, after] = of;
-  const timed = sides.every((side) => !isMissing(side.step_us));
+  const [before, after] = sides.map(
+    (side) => side.modules.find((one) => one.path === row.path)?.time_us,
+  );
   const time =
-    before !== undefined && after !== undefined
+    typeof before === "number" && typeof after === "number"
       ? `${duration(before)} → ${duration(after)} (${change(before, after)})`
-      : `${duration(row.time_us)}, ${share(row.time_us, rows[0].time_us)} of the step`;
+      : measured(row.time_us, (us) => `${duration(us)}, ${share(us, timeOf(rows[0]))} of the step`);
   const fate = FATES[row.fate ?? ""];
   return [
     `${row.path || "the model"} (${row.kind})`,
-    timed ? time : "time not measured",
+    time,
+    reason(row.time_us),
     row.flops > 0 ? `${flops(row.flops)}, ${share(row.flops, rows[0].flops)} of all` : "",
     row.why ? `${fate}: ${row.why}` : fate,
   ];
 }
 
 function inWords(rows: ModuleRow[], measure: Measure): string {
-  const of = (row: ModuleRow) => (measure === "flops" ? row.flops : row.time_us);
-  const whole = Math.max(...rows.map(of));
+  const of = (row: ModuleRow) => (measure === "flops" ? row.flops : timeOf(row));
+  const whole = max(rows, of) ?? 0;
   const parts = (Object.keys(FATES) as Fate[]).flatMap((fate) => {
     // A module inside another of the same fate is already counted.
     const tops = rows.filter((row) => (row.fate ?? "") === fate && fate !== "");

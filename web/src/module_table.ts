@@ -3,13 +3,20 @@
 import { largestWaste } from "./account";
 import { button, html, svg, type Child } from "./dom";
 import { fateClass, FATES, splitOf, sum, whyOf, type TreeNode } from "./module_tree";
-import { change, count, duration, reason, share } from "./number_text";
-import { isMissing } from "./page_data";
+import { bytes, change, count, duration, flops, measured, reason, share } from "./number_text";
+import { isMissing, type ModuleRow, type NotMeasured } from "./page_data";
 import { copyButton } from "./plot";
 
 /** So many rows are unfolded at first, if whole levels fit. */
 const FIRST_ROWS = 24;
-const MOST_PRINTED = 150;
+const MOST_PRINTED = 60;
+
+interface TableColumn {
+  name: string;
+  title: string;
+  style: string;
+  cell: (node: TreeNode) => HTMLElement;
+}
 
 interface Line {
   node: TreeNode;
@@ -21,23 +28,26 @@ export class ModuleTable {
   private readonly open = new Set<TreeNode>();
   private readonly body = html("tbody");
   private readonly compared: boolean;
+  private readonly timed: boolean;
+  private readonly judged: boolean;
+  private readonly shown: TableColumn[];
   private lines: Line[] = [];
   private cursor: TreeNode;
 
-  constructor(
-    private readonly root: TreeNode,
-    private readonly timed: boolean,
-  ) {
+  constructor(private readonly root: TreeNode) {
     this.cursor = root;
     this.compared = root.before.length > 0;
+    this.timed = !isMissing(nowOf(root));
+    this.judged = this.all().some((node) => node.rows.some((row) => (row.fate ?? "") !== ""));
     this.unfoldSome(FIRST_ROWS);
-    const heads = this.heads().map(([name, title, number]) =>
-      html("th", { scope: "col", title, class: number && "number" }, name),
+    this.shown = this.columns();
+    const heads = this.shown.map(({ name, title, style }) =>
+      html("th", { scope: "col", title, class: style }, name),
     );
     const table = html(
       "table",
       { class: "modules", id: "module-table", role: "treegrid", "aria-label": "Modules" },
-      html("thead", {}, html("tr", {}, ...heads)),
+      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "module"), ...heads)),
       this.body,
     );
     this.element = html(
@@ -70,61 +80,69 @@ export class ModuleTable {
     this.focus(found);
   }
 
-  private heads(): [string, string, boolean][] {
-    const time: [string, string, boolean][] = this.compared
-      ? [
-          ["before", "time in all calls of a step, before", true],
-          ["after", "time in all calls of a step, after", true],
-          ["change", "after compared with before", true],
-        ]
-      : [["time", "time in all calls of a step", true]];
-    return [
-      ["module", "", false],
-      ["fate", "what became of it, and why", false],
-      ...time,
-      ["share", "of the step", true],
-      ["forward", "time in forward", true],
-      ["backward", "time in backward", true],
-      ["calls", "forward calls per step", true],
-      ["ops", "ops that do work, per step", true],
-      ["largest waste", "as a share of the step", false],
-      ["roofline", "the least time its work could take, over the time it took", true],
-    ];
+  /** What the page has of these modules decides the columns. */
+  private columns(): TableColumn[] {
+    const found: TableColumn[] = [];
+    const text = (name: string, title: string, cell: (node: TreeNode) => Child[], style = "") =>
+      found.push({
+        name,
+        title,
+        style,
+        cell: (node) => html("td", { class: style }, ...cell(node)),
+      });
+    const figure = (name: string, title: string, cell: (node: TreeNode) => string) =>
+      text(name, title, (node) => [cell(node)], "number");
+    const time = (name: string, title: string, of: (node: TreeNode) => number | NotMeasured) =>
+      found.push({
+        name,
+        title,
+        style: "number",
+        // The time of what lies inside a welded block is the block's.
+        cell: (node) => (isPart(node) ? html("td", { class: "number" }, "–") : timeCell(of(node))),
+      });
+    if (this.judged) text("fate", "what became of it, and why", fateOf, "fate");
+    if (this.timed && this.compared) {
+      time("before", "time in all calls of a step, before", wasOf);
+      time("after", "time in all calls of a step, after", nowOf);
+      figure("change", "after compared with before", changeOf);
+    } else if (this.timed) time("time", "time in all calls of a step", nowOf);
+    if (this.timed) {
+      text("share", "of the step", (node) => this.shareOf(node), "number share");
+      time("forward", "time in forward", (node) => sum(node.rows, (row) => row.forward_us));
+      time("backward", "time in backward", (node) => sum(node.rows, (row) => row.backward_us));
+    }
+    const counted = (name: string, title: string, of: (row: ModuleRow) => number, show = count) =>
+      figure(name, title, (node) => show(node.rows.reduce((total, row) => total + of(row), 0)));
+    counted("calls", "forward calls per step", (row) => row.calls);
+    counted("ops", "ops that do work, per step", (row) => row.launches);
+    if (this.timed) {
+      text("largest waste", "as a share of the step", (node) => [this.waste(node)]);
+      figure(
+        "roofline",
+        "the least time its work could take, over the time it took",
+        rooflineShare,
+      );
+    } else {
+      counted("FLOPs", "floating-point operations per step", (row) => row.flops, flops);
+      counted("moved", "bytes read and written per step", (row) => row.moved_bytes, bytes);
+    }
+    return found;
   }
 
-  private cells(node: TreeNode): Child[] {
-    const { rows, before } = node;
-    const time = (us: number) => (this.timed ? duration(us) : "not measured");
-    const now = sum(rows, (row) => row.time_us);
-    const was = sum(before, (row) => row.time_us);
-    const whole = sum(this.root.rows, (row) => row.time_us);
-    const times = this.compared
-      ? [time(was), time(now), this.timed ? change(was, now) : "–"]
-      : [time(now)];
-    const roofline = sum(rows, (row) => row.roofline_us);
-    const calls = sum(rows, (row) => row.calls);
-    const none = calls === 0 && now === 0;
-    return [
-      html("td", { class: "fate" }, ...fateOf(node)),
-      ...times.map((text) => number(text)),
-      html("td", { class: "number share" }, this.timed ? bar(now, whole) : null, share(now, whole)),
-      number(none ? "–" : time(sum(rows, (row) => row.forward_us))),
-      number(none ? "–" : time(sum(rows, (row) => row.backward_us))),
-      number(count(calls)),
-      number(count(sum(rows, (row) => row.launches))),
-      html("td", {}, this.waste(node, whole)),
-      number(this.timed && now > 0 && roofline <= now ? share(roofline, now) : "–"),
-    ];
+  private shareOf(node: TreeNode): Child[] {
+    const [now, whole] = [nowOf(node), nowOf(this.root)];
+    return isMissing(now) || isMissing(whole) ? ["–"] : [bar(now, whole), share(now, whole)];
   }
 
-  private waste(node: TreeNode, whole: number): string {
+  private waste(node: TreeNode): Child {
+    const whole = nowOf(this.root);
+    if (isMissing(whole)) return "–";
     const split = splitOf(node.rows);
     const found = split === null ? null : largestWaste(split);
     if (found !== null) return `${found[0]} ${share(found[1], whole)}`;
     const missing = node.rows.map((row) => row.split).find(isMissing);
-    return missing === undefined || sum(node.rows, (row) => row.time_us) === 0
-      ? "–"
-      : `not measured: ${reason(missing)}`;
+    if (missing === undefined || nowOf(node) === 0) return "–";
+    return html("span", { title: missing.not_measured }, "not measured");
   }
 
   private line(node: TreeNode, place: number, among: number): Line {
@@ -162,7 +180,7 @@ export class ModuleTable {
         "data-path": node.rows.length === 1 ? node.rows[0].path : null,
       },
       name,
-      ...this.cells(node),
+      ...this.shown.map((column) => column.cell(node)),
     );
     return { node, element };
   }
@@ -292,14 +310,43 @@ export class ModuleTable {
       const last = [row.roofline_us, row.bound, row.fate ?? "", row.why ?? ""];
       const old = this.compared ? [node.before[0]?.time_us ?? ""] : [];
       const all = [...cells, ...more, ...last, ...old];
-      lines.push(all.map((cell) => String(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t"));
+      lines.push(all.map((cell) => plain(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t"));
     }
     return lines.join("\n") + "\n";
   }
 }
 
-function number(text: string): HTMLElement {
-  return html("td", { class: "number" }, text);
+/** A figure in full; where there is none, that. */
+function plain(cell: string | number | NotMeasured): string {
+  return isMissing(cell) ? `not measured: ${cell.not_measured}` : String(cell);
+}
+
+function timeCell(value: number | NotMeasured): HTMLElement {
+  return html("td", { class: "number", title: reason(value) }, measured(value, duration));
+}
+
+function isPart(node: TreeNode): boolean {
+  return node.rows.every((row) => row.fate === "part" && row.time_us === 0);
+}
+
+function nowOf(node: TreeNode): number | NotMeasured {
+  return sum(node.rows, (row) => row.time_us);
+}
+
+function wasOf(node: TreeNode): number | NotMeasured {
+  return sum(node.before, (row) => row.time_us);
+}
+
+function changeOf(node: TreeNode): string {
+  const [was, now] = [wasOf(node), nowOf(node)];
+  return isMissing(was) || isMissing(now) ? "–" : change(was, now);
+}
+
+/** None if it beat the roofline: the known peak is then too low. */
+function rooflineShare({ rows }: TreeNode): string {
+  const time = sum(rows, (row) => row.time_us);
+  const least = rows.reduce((total, row) => total + row.roofline_us, 0);
+  return isMissing(time) || time <= 0 || least > time ? "–" : share(least, time);
 }
 
 function bar(part: number, whole: number): Element {

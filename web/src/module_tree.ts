@@ -1,7 +1,14 @@
 /** The modules as a tree, with equal siblings in a row as one line, as `print(model)` shows them. */
 
 import { totalOf } from "./account";
-import { isMissing, type Fate, type ModuleRow, type PageSide, type Split } from "./page_data";
+import {
+  isMissing,
+  type Fate,
+  type ModuleRow,
+  type NotMeasured,
+  type PageSide,
+  type Split,
+} from "./page_data";
 
 export interface TreeNode {
   name: string;
@@ -99,8 +106,17 @@ function groupOf(run: TreeNode[], around: TreeNode, level: number): TreeNode {
   return group;
 }
 
-export function sum(rows: ModuleRow[], of: (row: ModuleRow) => number): number {
-  return rows.reduce((total, row) => total + of(row), 0);
+type Figure = number | NotMeasured;
+
+/** Of all the modules; not measured where one of them is not. */
+export function sum(rows: ModuleRow[], of: (row: ModuleRow) => Figure): Figure {
+  let total = 0;
+  for (const row of rows) {
+    const value = of(row);
+    if (isMissing(value)) return value;
+    total += value;
+  }
+  return total;
 }
 
 /** The account of several modules; null where one of them has none. */

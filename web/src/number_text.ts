@@ -56,7 +56,7 @@ export function share(part: number, whole: number): string {
 
 /** A change in per cent, with its sign. */
 export function change(before: number, after: number): string {
-  if (before <= 0) return "new";
+  if (before <= 0) return after > 0 ? "new" : "–";
   const text = share(after - before, before);
   return text.startsWith(MINUS) || text === "0 %" ? text : `+${text}`;
 }
@@ -97,4 +97,20 @@ export function measured(
 /** Why there is no figure; "" if there is one. */
 export function reason(value: unknown): string {
   return isMissing(value) ? value.not_measured : "";
+}
+
+/** Several remarks as one text: each begins with a capital and ends with a full stop. */
+export function sentences(remarks: string[]): string {
+  return remarks
+    .filter((one) => one !== "")
+    .map((one) => `${capital(one)}${/[.!?…]$/.test(one) ? "" : "."}`)
+    .join(" ");
+}
+
+export function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+export function rate(gflops: number): string {
+  return gflops >= 9995 ? `${figure(gflops / 1e3)} TFLOP/s` : `${figure(gflops)} GFLOP/s`;
 }

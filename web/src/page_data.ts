@@ -56,10 +56,10 @@ export interface ModuleRow {
   extra: string;
   parent: number;
   calls: number;
-  forward_us: number;
-  backward_us: number;
-  time_us: number;
-  own_us: number;
+  forward_us: number | NotMeasured;
+  backward_us: number | NotMeasured;
+  time_us: number | NotMeasured;
+  own_us: number | NotMeasured;
   launches: number;
   flops: number;
   moved_bytes: number;
@@ -81,6 +81,7 @@ export interface Flame {
   calls: number[];
   module: number[];
   merged?: number;
+  note?: string;
 }
 
 export interface FlameDiff {

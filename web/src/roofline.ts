@@ -5,7 +5,17 @@ import { scaleLog } from "d3-scale";
 import { blank, bottomAxis, leftAxis, logTicks, tickText, type Area } from "./axes";
 import { drawnToFit, html, svg } from "./dom";
 import { fitted } from "./flame_view";
-import { bytes, count, duration, figure, flops, measured, share } from "./number_text";
+import {
+  bytes,
+  count,
+  duration,
+  figure,
+  flops,
+  measured,
+  rate,
+  sentences,
+  share,
+} from "./number_text";
 import type { Page, Roof, RoofPoint, PageSide } from "./page_data";
 import { figureOf, type Section, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
@@ -39,12 +49,10 @@ export function rooflineSection(page: Page): Section | null {
     body: [dots.length > 0 && holder, legend(several)],
     table: () => tableOfPoints(sides, roofs),
     drawing: () => holder.querySelector("svg"),
-    note: [
+    note: sentences([
       left > 0 ? `${left} without FLOPs, bytes or time are in the table only.` : "",
       roofs.length === 0 ? "The machine’s peaks were not measured, so there are no roofs." : "",
-    ]
-      .filter((one) => one !== "")
-      .join(" "),
+    ]),
   });
   return {
     id: "roofline",
@@ -54,7 +62,7 @@ export function rooflineSection(page: Page): Section | null {
       html(
         "p",
         { class: "lead" },
-        "The roofs are the peaks that were measured on this machine. Below a slanted one an op waits for memory, below the flat one it computes; the further below, the more time it loses.",
+        "The roofs are the machine’s peaks. Below a slanted one an op waits for memory, below the flat one it computes; the further below, the more time it loses.",
       ),
       figure,
     ],
@@ -92,7 +100,7 @@ function lines(dot: Dot): string[] {
   return [
     `${point.name}${phase}${dot.side.name ? `, ${dot.side.name}` : ""}`,
     `${duration(point.time_us)} in ${count(point.calls)} ${point.calls === 1 ? "call" : "calls"}`,
-    `${figure(dot.gflops)} GFLOP/s at ${figure(dot.intensity)} FLOP/B`,
+    `${rate(dot.gflops)} at ${figure(dot.intensity)} FLOP/B`,
     point.of_roofline === null ? "" : `${share(point.of_roofline, 1)} of its roofline`,
     point.bound ? `bound by ${point.bound}` : "",
   ];
@@ -210,7 +218,7 @@ function roofLines(
   for (const roof of flat) {
     const from = Math.max(least, ...slanted.map((one) => roof.gflops / one.gbps).slice(0, 1));
     found.push(svg("path", { class: "roof", d: `M${x(from)} ${y(roof.gflops)}H${x(most)}` }));
-    const text = `${roof.name} ${figure(roof.gflops)} GFLOP/s`;
+    const text = `${roof.name} ${rate(roof.gflops)}`;
     const right = area.left + area.width - 4;
     found.push(
       svg("text", { x: right, y: y(roof.gflops) - 6, class: "end roof-name haloed" }, text),

@@ -54,7 +54,7 @@ function lines(strip: Strip): string[] {
   const limits = interval(strip.interval);
   return [
     strip.name,
-    `${ratio(strip.speedup)}${limits ? ` (${limits})` : ""}: ${strip.verdict}`,
+    `${inShort(strip)}${limits ? `, ${limits}` : ""}`,
     reason(strip.speedup),
     `${strip.ratios.length} rounds, ${strip.control.length} against itself`,
   ];
@@ -102,6 +102,11 @@ function draw(strips: Strip[], width: number): SVGSVGElement {
   return drawing;
 }
 
+function inShort(strip: Strip): string {
+  const speed = ratio(strip.speedup);
+  return speed === strip.verdict ? speed : `${speed} ${strip.verdict}`;
+}
+
 function stripRow(
   strip: Strip,
   number: number,
@@ -114,7 +119,7 @@ function stripRow(
   const group = svg("g", { "data-strip": number });
   const name = narrow ? area.width : area.left - 14;
   const textX = narrow ? area.left : 0;
-  const speed = `${ratio(strip.speedup)} ${strip.verdict}`;
+  const speed = inShort(strip);
   group.append(
     svg("rect", { x: 0, y: top, width: area.left + area.width, height: ROW, class: "hit" }),
     svg(

@@ -1,7 +1,7 @@
 /** The section of the timelines, one for each side that has one. */
 
 import { html } from "./dom";
-import { count, duration } from "./number_text";
+import { capital, count, duration, sentences } from "./number_text";
 import type { Page, PageSide, Timeline } from "./page_data";
 import { figureOf, type Section, type Table } from "./plot";
 import { tabs, type Tab } from "./tabs";
@@ -13,7 +13,7 @@ export function timelineSection(page: Page): Section | null {
     const { timeline } = side;
     if (!timeline) return [];
     const id = side === sides[0] ? "timeline-now" : "timeline-before";
-    const name = side.name ? side.name.charAt(0).toUpperCase() + side.name.slice(1) : "Step";
+    const name = side.name ? capital(side.name) : "Step";
     return [{ id, name, make: () => timelineOf(id, side, timeline) }];
   });
   if (found.length === 0) return null;
@@ -34,7 +34,7 @@ function timelineOf(id: string, side: PageSide, timeline: Timeline): HTMLElement
     hosts > 0 ? `${count(hosts)} host ${hosts === 1 ? "thread" : "threads"}` : "",
     devices > 0 ? `${count(devices)} device ${devices === 1 ? "stream" : "streams"}` : "",
   ].filter((one) => one !== "");
-  const title = `${duration(timeline.end_us)}${side.name ? `, ${side.name}` : ""}`;
+  const title = `What ran when: ${duration(timeline.end_us)}${side.name ? `, ${side.name}` : ""}`;
   const view = new TimelineView(timeline, side.modules, `Timeline of ${title}`);
   const note = [
     timeline.note ?? "",
@@ -52,7 +52,7 @@ function timelineOf(id: string, side: PageSide, timeline: Timeline): HTMLElement
       body: [view.element],
       table: () => tableOfSpans(side, timeline),
       drawing: () => view.drawing(),
-      note: note.filter((one) => one !== "").join(" "),
+      note: sentences(note),
     }),
   );
 }

@@ -12,6 +12,8 @@ const ROW = 16;
 const LANE_HEAD = 22;
 const TOP = 24;
 const TONES = 5;
+/** Pixels: a box of spans too short to see says something about this place, not about a stretch. */
+const LONGEST_RUN = 2;
 /** No closer than this: 10 ns across. */
 const LEAST_SPAN_US = 0.01;
 
@@ -74,6 +76,8 @@ export class TimelineView {
       "Drag to pan; click, then turn the wheel to zoom. By keyboard: arrows, Shift and arrows, plus, minus, Enter, Escape.";
     this.listen();
     new ResizeObserver(() => this.resize()).observe(this.holder);
+    // Printing does not wait for a frame.
+    matchMedia("print").addEventListener("change", () => this.draw());
     document.addEventListener("theme", () => this.later());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
   }
@@ -103,7 +107,11 @@ export class TimelineView {
       if (row.lane !== lane) {
         lane = row.lane;
         const { name, device } = this.timeline.lanes[lane];
-        this.heads.push({ y: y + 15, text: device ? `${name} · device` : name, device });
+        this.heads.push({
+          y: y + 15,
+          text: device && !name.includes("device") ? `${name} · device` : name,
+          device,
+        });
         y += LANE_HEAD;
       }
       this.tops.push(y);
@@ -154,22 +162,27 @@ export class TimelineView {
     this.rows.forEach((row, number) => {
       const { start_us: start, duration_us: length, name_index: names } = timeline.lanes[row.lane];
       const y = this.tops[number];
-      let small: Box | null = null;
+      // A run of spans too short to see: one box, in the tone of its longest.
+      let run: Box | null = null;
+      let longest = 0;
       for (let i = firstAfter(timeline, row, from); i < row.spans.length; i++) {
         const span = row.spans[i];
         if (start[span] > to) break;
         const x = Math.max(0, (start[span] - from) * scale);
         const end = Math.min(this.width, (start[span] + length[span] - from) * scale);
+        const tone = this.tones[names[span]];
         if (end - x >= 1) {
-          small = null;
-          const tone = this.tones[names[span]];
+          run = null;
           const width = end - x > 3 ? end - x - 0.7 : end - x;
           found.push({ x, y, width, tone, name: timeline.names[names[span]] });
-        } else if (small !== null && x <= small.x + small.width + 1) {
-          small.width = Math.max(small.width, end - small.x);
+        } else if (run !== null && x <= run.x + run.width + 0.5 && x - run.x < LONGEST_RUN) {
+          run.width = Math.max(run.width, end - run.x);
+          if (length[span] > longest) run.tone = tone;
+          longest = Math.max(longest, length[span]);
         } else {
-          small = { x, y, width: Math.max(0.5, end - x), tone: "tone-merged", name: "" };
-          found.push(small);
+          run = { x, y, width: Math.max(0.5, end - x), tone, name: "" };
+          longest = length[span];
+          found.push(run);
         }
       }
     });
@@ -423,7 +436,6 @@ function coloursIn(holder: HTMLElement): Record<string, string> {
     ...Array.from({ length: TONES }, (_, i): [string, string] => [`tone-${i}`, `--tone-${i}`]),
     ["tone-welded", "--tone-welded"],
     ["tone-module", "--tone-module"],
-    ["tone-merged", "--tone-merged"],
     ["on-tone", "--on-frame"],
     ["grid", "--line"],
     ["muted", "--muted"],

@@ -4,7 +4,17 @@ import { netted, PARTS } from "./account";
 import { drawnToFit, html, svg } from "./dom";
 import { fitted } from "./flame_view";
 import { hatching } from "./hatching";
-import { change, count, duration, measured, ratio, reason, share } from "./number_text";
+import {
+  capital,
+  change,
+  count,
+  duration,
+  measured,
+  ratio,
+  reason,
+  sentences,
+  share,
+} from "./number_text";
 import { isMissing, type Page, type PageSide, type Split } from "./page_data";
 import { figureOf, type Table } from "./plot";
 
@@ -20,63 +30,57 @@ interface Bar {
 
 export function fillVerdict(section: Element, page: Page): void {
   const sides = page.sides ?? [];
-  if (sides.length > 0) section.append(keyFigures(sides, page.not_comparable ?? []));
+  const doubts = page.not_comparable ?? [];
+  if (sides.length > 0) section.append(keyFigures(sides, doubts.length === 0));
+  for (const why of reasonsOf(sides, doubts)) section.append(html("p", { class: "doubt" }, why));
   const bars = sides.flatMap((side): Bar[] => {
     if (isMissing(side.account)) return [];
     const parts = netted(side.account);
     return [{ side, parts, total: parts.reduce((a, b) => a + b, 0) }];
   });
   if (bars.length > 0) section.append(accountPlot(bars));
-  for (const side of sides) {
-    const missing = reason(side.account);
-    if (missing !== "" && isMissing(side.account)) {
-      const of = side.name ? ` of ${side.name}` : "";
-      section.append(
-        html("p", { class: "doubt" }, `The account${of} was not measured: ${missing}.`),
-      );
-    }
-  }
-  const notes = [...(page.notes ?? []), ...new Set(sides.flatMap((side) => side.notices ?? []))];
-  if (notes.length > 0) {
-    section.append(html("ul", { class: "notes" }, ...notes.map((note) => html("li", {}, note))));
+  const notes = new Set([...(page.notes ?? []), ...sides.flatMap((side) => side.notices ?? [])]);
+  if (notes.size > 0) {
+    const items = [...notes].map((note) => html("li", {}, sentences([note])));
+    section.append(html("ul", { class: "notes" }, ...items));
   }
 }
 
-function keyFigures(sides: PageSide[], doubts: string[]): HTMLElement {
+/** Why figures are missing or cannot be compared, each reason once. */
+function reasonsOf(sides: PageSide[], doubts: string[]): string[] {
+  const found = doubts.map((doubt) => sentences([`Not comparable: ${doubt}`]));
+  for (const side of sides) {
+    for (const value of [side.step_us, side.account, side.explained, side.faults_per_step]) {
+      const why = reason(value);
+      if (why === "" || found.some((one) => one.includes(why))) continue;
+      found.push(
+        sentences([`${side.name ? `${capital(side.name)}: not` : "Not"} measured: ${why}`]),
+      );
+    }
+  }
+  return found;
+}
+
+function keyFigures(sides: PageSide[], comparable: boolean): HTMLElement {
   const list = html("dl", { class: "figures" });
-  const add = (name: string, value: string, more = "") => {
-    list.append(
-      html(
-        "div",
-        {},
-        html("dt", {}, name),
-        html("dd", {}, value, more !== "" && html("span", { class: "more" }, more)),
-      ),
-    );
+  const add = (name: string, value: string) => {
+    list.append(html("div", {}, html("dt", {}, name), html("dd", {}, value)));
   };
   for (const side of sides) {
     const step = side.about.training === true ? "Training step" : "Step";
-    add(
-      `${step}${side.name ? `, ${side.name}` : ""}`,
-      measured(side.step_us, duration),
-      reason(side.step_us),
-    );
+    add(`${step}${side.name ? `, ${side.name}` : ""}`, measured(side.step_us, duration));
   }
   const [before, after] = sides.map((side) => side.step_us);
-  if (typeof before === "number" && typeof after === "number" && doubts.length === 0) {
+  if (typeof before === "number" && typeof after === "number" && comparable) {
     add("Before over after", ratio(before / after));
   }
   const last = sides[sides.length - 1];
   add(
     "Explained",
     measured(last.explained, (part) => share(part, 1)),
-    reason(last.explained),
   );
   const faults = last.faults_per_step;
-  if (faults !== null && faults !== undefined) {
-    add("Page faults per step", measured(faults, count), reason(faults));
-  }
-  for (const doubt of doubts) add("Not comparable", "–", doubt);
+  if (faults !== null && faults !== undefined) add("Page faults per step", measured(faults, count));
   return list;
 }
 

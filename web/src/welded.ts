@@ -5,7 +5,7 @@ import { modelMap } from "./model_map";
 import { ModuleTable } from "./module_table";
 import { moduleTree } from "./module_tree";
 import { interval, ratio, reason } from "./number_text";
-import { isMissing, type BlockRow, type Page } from "./page_data";
+import type { BlockRow, Page } from "./page_data";
 import { scrollingTable, type Section, type Table } from "./plot";
 
 export function weldedSection(page: Page): Section | null {
@@ -15,8 +15,7 @@ export function weldedSection(page: Page): Section | null {
   if (tree === null && blocks.length === 0) return null;
   const content: Child[] = [];
   if (tree !== null) {
-    const timed = sides.every((side) => !isMissing(side.step_us));
-    const table = new ModuleTable(tree, timed);
+    const table = new ModuleTable(tree);
     content.push(
       modelMap(sides, (path) => table.reveal(path)),
       html("h3", {}, "Modules"),

@@ -31,7 +31,7 @@ from torchweld.pages.page_environment import (
     of_fingerprint,
     of_plan,
 )
-from torchweld.pages.page_records import ModuleRow, Page, PageSide
+from torchweld.pages.page_records import Page, PageSide
 from torchweld.pages.plan_view import (
     block_rows,
     fates_of,
@@ -39,7 +39,7 @@ from torchweld.pages.plan_view import (
     plan_errors,
     plan_strips,
 )
-from torchweld.pages.profile_view import Fates, side_of
+from torchweld.pages.profile_view import Fates, side_of, with_fates
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import PlanWithRounds
 from torchweld.profiles.accounting.profile_diff import why_not_comparable
@@ -229,18 +229,6 @@ def _sentence(before: PageSide, after: PageSide, reasons: Sequence[str]) -> str:
         f"{times}, {ratio:.2f} times {word}, by two profiles that were not taken in the same "
         "rounds, so without an interval."
     )
-
-
-def with_fates(side: PageSide, fates: Fates) -> PageSide:
-    """The side with what became of its modules; what it knew already stays if nothing is told."""
-    if not fates:
-        return side
-    rows: list[ModuleRow] = []
-    for row in side.modules:
-        inside = row.parent >= 0 and rows[row.parent].fate in ("welded", "part")
-        fate, why = fates.get(row.path, ("part" if inside else "", ""))
-        rows.append(replace(row, fate=fate, why=why))
-    return replace(side, modules=tuple(rows))
 
 
 def _once(items: Iterable[_T]) -> tuple[_T, ...]:

@@ -9,7 +9,7 @@ things are columns (one tuple for each field, all of one length), which keeps pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from torchweld.core.record_fields import Amount, Count, Index, Measured
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
 from torchweld.findings.finding import Finding
+from torchweld.pages.page_problems import astray, not_before, uneven
 from torchweld.profiles.accounting.time_splits import Split
 from torchweld.profiles.profile import About
 from torchweld.report.flame_stacks import FRAME_KINDS as FRAME_KINDS
@@ -25,28 +26,6 @@ from torchweld.report.flame_stacks import FrameKind as FrameKind
 
 # What became of a module. "part": it lies inside a welded block. "": nothing to weld.
 Fate = Literal["welded", "part", "left", "not measured", ""]
-
-
-def _uneven(**columns: Sequence[object]) -> Iterator[str]:
-    """A problem if columns of one table are not of one length."""
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{count:,} of {name}" for name, count in lengths.items())
-        yield f"has columns of different lengths: {said}"
-
-
-def _beyond(what: str, column: Sequence[int], count: int) -> Iterator[str]:
-    """A problem if an index points to none of `count`."""
-    if max(column, default=-1) >= count:
-        yield f"has {what} = {max(column):,}; there are {count:,}"
-
-
-def _no_tree(what: str, parents: Sequence[int]) -> Iterator[str]:
-    """A problem unless one stands first, and each other after the one around it."""
-    for i, parent in enumerate(parents):
-        if not -1 <= parent < i or (parent < 0) != (i == 0):
-            yield f"has {what}[{i}].parent = {parent}; expected is one before it"
-            return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +72,8 @@ class Flame:
     note: str = ""  # what the frames add up to
 
     def problems(self) -> Iterator[str]:
-        """Problems of one that was read from a file, in words."""
-        yield from _uneven(
+        """What is wrong with one that was read from a file."""
+        yield from uneven(
             name=self.name,
             parent=self.parent,
             own_us=self.own_us,
@@ -102,9 +81,9 @@ class Flame:
             calls=self.calls,
             module=self.module,
         )
-        yield from _beyond("name", self.name, len(self.names))
-        yield from _beyond("kind", self.kind, len(FRAME_KINDS))
-        yield from _no_tree("frames", self.parent)
+        yield from astray("name", self.name, len(self.names))
+        yield from astray("kind", self.kind, len(FRAME_KINDS))
+        yield from not_before("parent", self.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +100,8 @@ class FlameDiff:
     state: tuple[Literal["both", "new", "gone", "welded"], ...]
 
     def problems(self) -> Iterator[str]:
-        """Problems of one that was read from a file, in words."""
-        yield from _uneven(
+        """What is wrong with one that was read from a file."""
+        yield from uneven(
             name=self.name,
             parent=self.parent,
             before_us=self.before_us,
@@ -130,9 +109,9 @@ class FlameDiff:
             kind=self.kind,
             state=self.state,
         )
-        yield from _beyond("name", self.name, len(self.names))
-        yield from _beyond("kind", self.kind, len(FRAME_KINDS))
-        yield from _no_tree("frames", self.parent)
+        yield from astray("name", self.name, len(self.names))
+        yield from astray("kind", self.kind, len(FRAME_KINDS))
+        yield from not_before("parent", self.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +128,8 @@ class Lane:
     merged: Count = 0  # neighbours too short to see that became one span, time kept
 
     def problems(self) -> Iterator[str]:
-        """Problems of one that was read from a file, in words."""
-        yield from _uneven(
+        """What is wrong with one that was read from a file."""
+        yield from uneven(
             start_us=self.start_us,
             duration_us=self.duration_us,
             name_index=self.name_index,
@@ -167,9 +146,9 @@ class Timeline:
     note: str = ""  # whether times are as recorded, or laid out anew
 
     def problems(self) -> Iterator[str]:
-        """Problems of one that was read from a file, in words."""
+        """What is wrong with one that was read from a file."""
         for lane in self.lanes:
-            yield from _beyond("name_index", lane.name_index, len(self.names))
+            yield from astray("name_index", lane.name_index, len(self.names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +196,8 @@ class MemoryView:
     at_peak: tuple[AliveBytes, ...]
 
     def problems(self) -> Iterator[str]:
-        """Problems of one that was read from a file, in words."""
-        yield from _uneven(at_us=self.at_us, bytes=self.bytes)
+        """What is wrong with one that was read from a file."""
+        yield from uneven(at_us=self.at_us, bytes=self.bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,14 +221,15 @@ class PageSide:
     notices: tuple[str, ...] = ()
 
     def problems(self) -> Iterator[str]:
-        """Problems of one that was read from a file, in words: indices that point nowhere."""
+        """What is wrong with one that was read from a file."""
+        if not self.modules:
+            yield "has no modules; the model itself comes first"
         count = len(self.modules)
-        yield from _no_tree("modules", [row.parent for row in self.modules])
+        yield from not_before("modules.parent", (row.parent for row in self.modules))
         for flame in (self.flame, self.device_flame):
-            if flame is not None:
-                yield from _beyond("module of a frame", flame.module, count)
+            yield from astray("flame.module", flame.module if flame is not None else (), count)
         for lane in self.timeline.lanes if self.timeline is not None else ():
-            yield from _beyond("module of a span", lane.module, count)
+            yield from astray("lane.module", lane.module, count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,6 +285,11 @@ class CrossoverMap:
     columns: tuple[str, ...]
     cells: tuple[MapCell, ...]
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        yield from astray("cells.row", (cell.row for cell in self.cells), len(self.rows))
+        yield from astray("cells.column", (cell.column for cell in self.cells), len(self.columns))
+
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryPoint:
@@ -330,7 +315,8 @@ class HistoryPlot:
 class ErrorRow:
     """Distance from the higher-precision reference, largest over rows, in units of what is allowed.
 
-    1 is the bound of the numerical rule. `eager` and `fused` are absolute.
+    1 is the bound of the numerical rule. `eager` and `fused` are absolute, or relative to the
+    largest value where `tensor` says so.
     """
 
     block: str
@@ -377,3 +363,8 @@ class Page(SavedRecord):
     environment: tuple[tuple[str, str], ...] = ()  # name, value
     command: str = ""  # repeats it
     notes: tuple[str, ...] = ()
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with one that was read from a file."""
+        if len(self.sides) > 2:
+            yield f"has {len(self.sides)} sides; expected are one, or before and after"

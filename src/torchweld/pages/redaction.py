@@ -90,8 +90,9 @@ RULES: dict[str, str] = {
 }
 # Rows of the environment whose values stay: they tell how fast a machine is, not whose it is.
 KEPT_ROWS = ("CPU", "instruction set", "threads", "torch", "torchweld", "kernels", "rank", "seed")
-# Parts of a path that are torch's.
-KEPT_PARTS = frozenset({"", "*", "weight", "bias", "optimizer"})
+# Parts of a path, and classes, that are torch's or torchweld's own.
+KEPT_PARTS = frozenset({"", "*", "weight", "bias", "optimizer", "the model"})
+KEPT_KINDS = frozenset({"", "workload", "Optimizer"})
 # Words of sentences that are names of modules in many models; alone they stay.
 PROSE = frozenset(
     (
@@ -115,7 +116,11 @@ _LETTERED = re.compile(r"\w*[^\W\d]\w*")
 # A size, or a stand-in that was put into the text before.
 _PLAIN = re.compile(rf"{_SIZES.pattern}|m\d+")
 _FILE = re.compile(r"[~/].*|.*\.(py|pyc|json|gz|html?|so|sqlite|cpp|cu|h|csv|pt|txt|sh)(:.*)?")
-_CHUNK = re.compile(r"[^\s()\[\]{},;\"'`=“”|<>→]+")
+# The name of a GPU, which says no more than that of a CPU; or what blanks and brackets enclose.
+_PIECE = re.compile(
+    r"(?P<device>\b(?:NVIDIA|AMD|Intel)(?: (?:Instinct|GeForce|RTX|GTX|Radeon|Tesla|Arc))* "
+    r"[A-Z]{0,4}\d+[A-Z]*(?:-[A-Z\d]+)*\b)|[^\s()\[\]{},;\"'`=“”|<>→]+"
+)
 _TORCH = re.compile(r"(torch|nn|tw|F|aten|torchweld)(\.\w+)+")
 _ENDS = ".:!?…"
 
@@ -230,8 +235,8 @@ class _StandIns:
         return self._stand_in("m", part)
 
     def kind(self, text: str) -> str:
-        plain = text.rpartition(".")[2]
-        return text if not text or is_torch_class(plain) else self._stand_in("Class", text)
+        public = text in KEPT_KINDS or is_torch_class(text.rpartition(".")[2])
+        return text if public else self._stand_in("Class", text)
 
     def what(self, text: str) -> str:
         """What a block computes, or the class of a module that was refused."""
@@ -271,10 +276,13 @@ class _StandIns:
     def text(self, text: str) -> str:
         """A sentence, or a title: names and words that are not torchweld's own are replaced."""
         for part in sorted(self._odd, key=len, reverse=True):
-            text = text.replace(part, self._stand_in("m", part))
-        return _CHUNK.sub(lambda found: self._chunk(found[0]), text)
+            text = text.replace(part, self._part(part))
+        return _PIECE.sub(self._piece, text)
 
     # ---- within a text ----
+
+    def _piece(self, found: re.Match[str]) -> str:
+        return found[0] if found["device"] else self._chunk(found[0])
 
     def _chunk(self, chunk: str) -> str:
         """A piece without spaces: a word, a number, a path, a file, an op."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.bench_samples import FakeCompare
-from tests.support.brief_profiling import make_brief
+from tests.support.brief_profiling import make_brief, make_uncorrected
 from tests.support.hostile_pages import hostile_model, with_names
 from tests.support.made_pages import made_page, unmeasured_page
 from tests.support.small_models import small_model
@@ -87,14 +87,12 @@ class Reports:
 
 def model_report(name: str) -> Page:
     """Of a profile of a built-in model, made small."""
-    with pytest.MonkeyPatch.context() as patch, one_thread():
-        make_brief(patch)
+    with brief_machine():
         return page_of([profile(*small_model(name))], command=f"torchweld profile {name}")
 
 
 def hostile_report() -> Page:
-    with pytest.MonkeyPatch.context() as patch, one_thread():
-        make_brief(patch)
+    with brief_machine():
         return page_of([profile(hostile_model(), torch.ones(2, 8))])
 
 
@@ -106,19 +104,21 @@ def fuse_small_gpt(folder: Path, path: Path) -> None:
         "def make():\n    return small_model('gpt')\n"
     )
     history = ["--save", "main", "--history", str(folder / "history.sqlite")]
-    with pytest.MonkeyPatch.context() as patch, one_thread():
-        make_brief(patch)
+    with brief_machine() as patch:
         for place in (choice_timing, whole_model):
             patch.setattr(place, "compare", FakeCompare())
         quietly(["fuse", f"{model}:make", "--quick", *history], path, "--report")
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Reports are made before the fixtures of a test are there."""
+def brief_machine() -> Iterator[pytest.MonkeyPatch]:
+    """One thread, few steps, no corrections. The fixtures for this are those of single tests."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        make_brief(patch)
+        make_uncorrected(patch)
+        yield patch
     torch.set_num_threads(threads)
 
 
