@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 REMEDY = "`make browser` installs one"
-# Playwright makes a new profile in a temporary folder, and runs without a sandbox: all pages are ours.
+# Playwright makes a new profile in a temporary folder, and asks for no sandbox: all pages are ours.
 OPTIONS = (
     "--disable-gpu",
     "--disable-quic",

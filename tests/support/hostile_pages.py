@@ -1,4 +1,4 @@
-"""Names that would be markup, break a layout or turn a line around: in a model, and all over a page."""
+"""Names that would be markup, break a layout or turn a line around: in a model, all over a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page is to show for a record: its figures as text, computed apart from the page's script."""
+"""What the page is to show for a record: figures as text, computed apart from its script."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def inside_too(parent: Sequence[int], own: Sequence[float]) -> list[float]:
 def found(names: Sequence[str], widths: Sequence[float], parent: Sequence[int], text: str) -> str:
     """What a search says: frames that match, their time, and its share of the step."""
     wanted = text.lower()
-    match = [width > 0 and wanted in name.lower() for name, width in zip(names, widths, strict=True)]
+    match = [
+        width > 0 and wanted in name.lower() for name, width in zip(names, widths, strict=True)
+    ]
     covered = [False] * len(match)
     for i, around in enumerate(parent):
         covered[i] = around >= 0 and (match[around] or covered[around])

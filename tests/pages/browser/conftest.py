@@ -40,8 +40,8 @@ from torchweld.profiles.recording.live_profile import profile
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from chromium import REMEDY, chromium_path, opened_chromium  # noqa: E402
-from playwright.sync_api import Browser  # noqa: E402
+from chromium import REMEDY, chromium_path, opened_chromium
+from playwright.sync_api import Browser
 
 WHY_NOT = f"no Chromium is installed; {REMEDY}"
 
@@ -160,6 +160,7 @@ def own(url: str, watched: Watched) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = [one for one in terminalreporter.stats.get("skipped", []) if WHY_NOT in str(one.longrepr)]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests in a browser did not run: {WHY_NOT}")
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum(WHY_NOT in str(one.longrepr) for one in skipped)
+    if count:
+        terminalreporter.write_line(f"{count} tests in a browser did not run: {WHY_NOT}")
