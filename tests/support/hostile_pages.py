@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from itertools import cycle
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -70,7 +70,9 @@ def with_names(value: T, names: tuple[str, ...] = HOSTILE) -> T:
             return tuple(inside(one, hints[0] if hints else None) for one in value)
         if is_dataclass(value) and not isinstance(value, type):
             declared = get_type_hints(type(value))
-            texts = {f.name: inside(getattr(value, f.name), declared[f.name]) for f in fields(value)}
+            texts = {
+                f.name: inside(getattr(value, f.name), declared[f.name]) for f in fields(value)
+            }
             return replace(value, **texts)
         return value
 
