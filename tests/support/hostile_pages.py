@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import cycle
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -45,13 +45,13 @@ def hostile_model() -> nn.Module:
     return made(HOSTILE).eval()
 
 
-def with_names(value: T, names: tuple[str, ...] = HOSTILE) -> T:
-    """A record in which every free text is one of the names, or empty, equal texts the same one.
+def with_names(value: T) -> T:
+    """A record in which every free text is one of HOSTILE, or empty, equal texts the same one.
 
     Texts of which only some words are allowed stay, and so do those that are empty.
     """
     found: dict[str, str] = {"": ""}
-    endless = cycle((*names, ""))
+    endless = cycle((*HOSTILE, ""))
 
     def named(text: str) -> str:
         if text not in found:
@@ -70,9 +70,8 @@ def with_names(value: T, names: tuple[str, ...] = HOSTILE) -> T:
             return tuple(inside(one, hints[0] if hints else None) for one in value)
         if is_dataclass(value) and not isinstance(value, type):
             declared = get_type_hints(type(value))
-            texts = {
-                f.name: inside(getattr(value, f.name), declared[f.name]) for f in fields(value)
-            }
+            names = [field.name for field in fields(value)]
+            texts = {name: inside(getattr(value, name), declared[name]) for name in names}
             return replace(value, **texts)
         return value
 
