@@ -95,7 +95,7 @@ def test_what_a_name_must_not_do_would_be_noticed(browser: Browser, tmp_path: Pa
     """The same names as markup: stopped by the policy, and seen by these tests."""
     page = Page(title="a", verdict="b.")
     doctored = html_of(page).replace(
-        "</main>", f"{HOSTILE[0]}<img src='https://example.com/x'></main>"
+        "</main>", f"{HOSTILE[0]}<img src='https://example.invalid/x'></main>"
     )
     path = tmp_path / "doctored.html"
     path.write_text(doctored)
@@ -108,7 +108,7 @@ def test_what_a_name_must_not_do_would_be_noticed(browser: Browser, tmp_path: Pa
     path.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", doctored))
     unguarded = open_report(browser, Report(path, page))
     assert "dialog: 1" in unguarded.complaints
-    assert "https://example.com/x" in unguarded.requests
+    assert "https://example.invalid/x" in unguarded.requests
     for one in (watched, unguarded):
         one.tab.context.close()
 
