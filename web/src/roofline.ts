@@ -224,10 +224,10 @@ function roofLines(
       svg("text", { x: right, y: y(roof.gflops) - 6, class: "end roof-name haloed" }, text),
     );
   }
-  for (const roof of slanted) {
+  slanted.forEach((roof, i) => {
     const from = Math.max(least, lowest / roof.gbps);
     const to = Math.min(most, top / roof.gbps);
-    if (to <= from) continue;
+    if (to <= from) return;
     found.push(
       svg("path", {
         class: "roof",
@@ -236,7 +236,8 @@ function roofLines(
     );
     const rise = y(from * roof.gbps) - y(to * roof.gbps);
     const angle = (-Math.atan2(rise, x(to) - x(from)) * 180) / Math.PI;
-    const at = Math.sqrt(from * to) * (from / to) ** 0.28;
+    // Names of roofs that lie close together stand beside each other.
+    const at = from * (to / from) ** (0.08 + 0.2 * (i % 4));
     const turn = `translate(${x(at)} ${y(at * roof.gbps) - 6}) rotate(${angle})`;
     found.push(
       svg(
@@ -245,7 +246,7 @@ function roofLines(
         `${roof.name} ${figure(roof.gbps)} GB/s`,
       ),
     );
-  }
+  });
   return found;
 }
 
