@@ -44,7 +44,7 @@ export function rooflineSection(page: Page): Section | null {
   const several = sides.length > 1;
   const figure = figureOf({
     id: "roofline-plot",
-    title: "Rates against what they rest on",
+    title: "Rate by FLOPs per byte",
     unit: "both axes logarithmic; size: time",
     body: [dots.length > 0 && holder, legend(several)],
     table: () => tableOfPoints(sides, roofs),
@@ -182,7 +182,7 @@ function draw(dots: Dot[], roofs: Roof[], width: number): SVGSVGElement {
   );
   drawing.append(...roofLines(area, x, y, flat, slanted, top));
   const longest = Math.max(...dots.map((dot) => dot.point.time_us));
-  const radius = (dot: Dot) => 3 + 11 * Math.sqrt(dot.point.time_us / longest);
+  const radius = (dot: Dot) => 3 + (width < 600 ? 7 : 11) * Math.sqrt(dot.point.time_us / longest);
   drawing.append(...joins(dots, x, y));
   const order = dots.map((_, i) => i).sort((a, b) => dots[b].point.time_us - dots[a].point.time_us);
   drawing.append(...order.map((i) => dotSign(dots[i], i, x, y, radius(dots[i]))));
