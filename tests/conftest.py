@@ -8,13 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tests.support.made_profiles import make_peaks
+from tests.support.brief_profiling import make_brief, make_calm, make_uncorrected
 
 from torchweld import ops
-from torchweld.machine import measured_peaks
-from torchweld.profiles.attributing.attribution import Costs
-from torchweld.profiles.recording import live_profile, profile_building
-from torchweld.timing.core_waiting import CoreWaiting
 
 # The suite draws the same samples at every run. HYPOTHESIS_PROFILE=explore draws new ones, ten
 # times as many, and keeps what it finds in .hypothesis.
@@ -57,27 +53,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def calm_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step counts as measured, whatever else runs: for tests of what does not rest on it."""
-    monkeypatch.setattr(CoreWaiting, "lost", lambda self: 0.0)
-    monkeypatch.setattr(profile_building, "doubt", lambda *_: None)
+    make_calm(monkeypatch)
 
 
 @pytest.fixture
-def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None, calm_profiles: None) -> None:
-    """Who is charged with what shows in a few steps; more only make the times more precise.
-
-    The memory is said to be slower than that of any machine, and the arithmetic faster: then what
-    another process takes does not show as slow kernels.
-    """
-    monkeypatch.setattr(live_profile, "MOST_STEPS", 5)
-    made = make_peaks(gflops=1000.0, gbps=2.0, threads=1)
-    monkeypatch.setattr(measured_peaks, "peaks", lambda measure=False: made)
+def brief_profiles(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    """A few steps on a machine that counts as calm."""
+    make_brief(monkeypatch)
 
 
 @pytest.fixture
 def uncorrected_profiles(monkeypatch: pytest.MonkeyPatch, brief_profiles: None) -> None:
-    """Times are as recorded. Beside other processes, few rounds can misjudge the profiler's cost by
-    so much that nothing is left of a small model's step."""
-    monkeypatch.setattr(profile_building, "calibrate", lambda loop, rounds: Costs())
+    """The same with times as recorded."""
+    make_uncorrected(monkeypatch)
 
 
 @pytest.fixture

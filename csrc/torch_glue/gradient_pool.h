@@ -6,6 +6,7 @@
 // grants them, up to a limit, and never more than was in use at once.
 #pragma once
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
 
 #include <cstdint>
 #include <list>
@@ -15,6 +16,8 @@
 #include "huge_pages.h"
 
 namespace torchweld {
+
+constexpr size_t kPooledBytes = 256 << 10;  // smaller tensors malloc keeps
 
 class GradientPool {
  public:
@@ -38,8 +41,12 @@ class GradientPool {
       if (bytes == 0 || limit_ == 0) return at::empty(sizes, dtype);
       data = take(rounded);
     }
-    return at::from_blob(
-        data, sizes, [rounded](void* p) { instance().give_back(p, rounded); }, dtype);
+    tell_profiler(data, int64_t(bytes));
+    const auto free = [bytes, rounded](void* p) {
+      tell_profiler(p, -int64_t(bytes));
+      instance().give_back(p, rounded);
+    };
+    return at::from_blob(data, sizes, free, dtype);
   }
 
   State state() {
@@ -60,6 +67,12 @@ class GradientPool {
 
  private:
   static constexpr size_t kPage = 4096, kSlabBytes = size_t(64) << 20;
+
+  // As torch's own allocator does: profiles see which op made the memory, and when it was freed.
+  static void tell_profiler(void* data, int64_t bytes) {
+    if (c10::memoryProfilingEnabled())
+      c10::reportMemoryUsageToProfiler(data, bytes, instance().state().in_use, 0, at::kCPU);
+  }
 
   // A slab and its free ranges, by where they begin. What was never handed out is not resident.
   struct Region {

@@ -63,6 +63,19 @@ def test_shapes_and_memory_tell_the_flops_of_a_step(
     assert sum(work.flops or 0 for work in works) == counted(run)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_from_the_pool_count_too(recompute: bool) -> None:
+    """They come from memory of ours, which torch's allocator does not know."""
+    model = tw.FusedMLP((256, 512, 256), recompute=recompute)
+    run = step(model, torch.randn(2, 256, requires_grad=True))
+    run()
+    assert tw.gradient_memory().in_use
+    (backward,) = [op for op in ours(run) if op.name == "torchweld::chain_backward"]
+    assert 512 * 256 * 4 in [size for _, size in backward.written]
+    works = [work_of(op, kind_of(op.name)) for op in ours(run)]
+    assert sum(work.flops or 0 for work in works) == counted(run)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_group(shape: tuple[int, ...]) -> None:
     layers = [tw.Layer(torch.randn(n, K, requires_grad=True)) for n in (5, 7, 7)]

@@ -1,0 +1,102 @@
+"""Names from models and traces are shown, never run, and do not break the page."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.hostile_pages import HOSTILE, LONG
+from tests.support.watched_pages import LAPTOP, PHONE, Opener, Size, Watched
+
+from torchweld.pages.page_sections import sections_of
+
+pytestmark = pytest.mark.browser
+
+TABS = "[role=tab]"
+# Elements that only a name could have made.
+FOREIGN = "document.querySelectorAll('img, iframe, object, embed, b, svg[onload]').length"
+# Attributes that could run something, or load something.
+ACTIVE = """[...document.querySelectorAll("*")].flatMap((one) =>
+  one.getAttributeNames().filter((name) => name.startsWith("on") || name === "src"))"""
+
+
+def look_everywhere(page: Watched) -> None:
+    """Everything that can be unfolded, shown and pointed at."""
+    page.ask("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.one(".module-table").get_by_role("button", name="Unfold all").click()
+    for tab in page.one(TABS).all():
+        tab.click()
+        page.settled()
+    for selector in ("#welded-map g.place rect", "#flame g[data-frame] rect", ".dot", ".sample"):
+        shown = [one for one in page.one(selector).all()[:4] if one.is_visible()]
+        for one in shown:
+            one.hover(force=True)
+    page.settled()
+
+
+@pytest.mark.parametrize("name", ["hostile", "hostile model"])
+def test_names_are_shown_as_text(name: str, opened: Opener) -> None:
+    page = opened(name)
+    look_everywhere(page)
+    sections = page.ask("[...document.querySelectorAll('main > section')].map((one) => one.id)")
+    assert sections == list(sections_of(page.page))
+    assert page.ask(FOREIGN) == 0
+    assert page.ask(ACTIVE) == []
+    assert page.ask("document.scripts.length") == 2
+    shown = page.ask(
+        "[...document.querySelectorAll('#module-table .name')].map((one) => one.textContent)"
+    )
+    rows = page.page.sides[-1].modules
+    names = {row.path or row.kind for row in rows}
+    last = {path.rsplit(".", 1)[-1] for path in names}
+    if name == "hostile model":
+        assert {one.replace(".", "_") for one in HOSTILE} <= set(shown)
+    assert set(shown) & (names | last)
+    everything: str = page.ask("document.body.textContent")
+    for row in rows:
+        assert row.kind in everything
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("name", ["hostile", "hostile model"])
+def test_a_long_name_does_not_stretch_the_page(name: str, size: Size, opened: Opener) -> None:
+    page = opened(name, size=size)
+    look_everywhere(page)
+    assert len(LONG) == 10_000
+    assert page.ask("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_a_name_that_turns_text_around_stays_in_its_place(opened: Opener) -> None:
+    page = opened("hostile model")
+    page.one(".module-table").get_by_role("button", name="Unfold all").click()
+    turned = page.one("#module-table tr").filter(has_text="evil").first
+    isolated = turned.locator(".name").evaluate("(one) => getComputedStyle(one).unicodeBidi")
+    assert isolated in ("isolate", "isolate-override", "plaintext")
+
+
+def test_names_in_saved_drawings_are_text(opened: Opener) -> None:
+    page = opened("hostile model")
+    drawing = page.saved_svg(page.one("#flame-now .save, #flame .save").first)
+    tags = {one.tag.rsplit("}", 1)[-1] for one in drawing.iter()}
+    assert tags <= {"svg", "title", "rect", "g", "text", "pattern", "path", "defs", "tspan", "line"}
+
+
+def test_a_copied_name_stays_in_its_cell(opened: Opener) -> None:
+    page = opened("hostile")
+    button = page.one(".module-table").get_by_role("button", name="Copy as TSV")
+    head, *rows = page.copied(button)
+    assert {len(row) for row in rows} == {len(head)}
+
+
+def test_a_redacted_page_has_none_of_the_names(opened: Opener) -> None:
+    page = opened("redacted")
+    look_everywhere(page)
+    text = page.report.path.read_text()
+    shown: str = page.ask("document.documentElement.outerHTML")
+    plain = page.ask(
+        "JSON.stringify(JSON.parse(document.getElementById('torchweld-report').textContent))"
+    )
+    for name in HOSTILE:
+        for word in ("alert", "onerror", "onload", "evil", "gnp", "example.com", "xxxx", "Named"):
+            assert word not in plain
+        assert name.replace(".", "_") not in shown
+    assert "alert(" not in text
+    assert page.ask("document.querySelectorAll('#module-table tr').length") > len(HOSTILE)

@@ -1,0 +1,90 @@
+"""Every report opens: its sections are those there are data for, and nothing goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.watched_pages import LAPTOP, PHONE, TRACES, Opener, Size
+
+from torchweld.models import MODELS
+from torchweld.pages.page_sections import SECTIONS, device_lanes, sections_of
+
+pytestmark = pytest.mark.browser
+
+REPORTS = [*MODELS, "gpt fused", *TRACES, "made", "unmeasured"]
+SECTION_IDS = "[...document.querySelectorAll('main > section')].map((one) => one.id)"
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_has_the_sections_that_there_are_data_for(name: str, opened: Opener) -> None:
+    page = opened(name)
+    wanted = list(sections_of(page.page))
+    assert page.ask(SECTION_IDS) == wanted
+    links = page.ask("[...document.querySelectorAll('nav.top a')].map((one) => one.hash)")
+    assert links == [f"#{section}" for section in wanted]
+    heads = page.ask(
+        "[...document.querySelectorAll('main > section')].map((one) =>"
+        " document.getElementById(one.getAttribute('aria-labelledby')).textContent.trim())"
+    )
+    assert all(heads)
+    assert heads[0] == page.page.verdict
+    assert page.texts("h1") == [page.page.title]
+    assert page.requests == [page.report.path.as_uri()]
+
+
+def test_the_fused_gpt_has_every_section_and_no_device(opened: Opener) -> None:
+    page = opened("gpt fused")
+    assert page.ask(SECTION_IDS) == list(SECTIONS)
+    assert device_lanes(page.page) == ()
+    assert page.one("#flame-device").count() == 0
+    assert "device stream" not in page.texts("#timeline")[0]
+
+
+def test_an_a100_has_its_streams(opened: Opener) -> None:
+    page = opened("a100_training_step")
+    streams = len(device_lanes(page.page))
+    assert streams > 0
+    assert page.one("#flame-device").count() == 1
+    assert f"{streams} device stream" in page.texts("#timeline")[0]
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("name", ["made", "gpt fused", "a100_training_step", "unmeasured"])
+def test_the_page_never_scrolls_sideways(name: str, size: Size, opened: Opener) -> None:
+    page = opened(name, size=size)
+    page.ask("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.settled()
+    width = page.ask("document.documentElement.scrollWidth")
+    assert width <= size[0], page.ask(
+        "(most) => [...document.querySelectorAll('body *')]"
+        ".filter((one) => one.getBoundingClientRect().right > most && !one.closest('.scroll'))"
+        ".map((one) => `${one.tagName} ${one.className}`).slice(0, 5)",
+        size[0],
+    )
+
+
+@pytest.mark.parametrize("name", ["made", "a100_training_step"])
+def test_a_report_prints(name: str, opened: Opener) -> None:
+    page = opened(name, theme="dark")
+    printed = page.tab.pdf()
+    assert printed.startswith(b"%PDF-")
+    assert printed.count(b"/Type /Page\n") > 1
+
+
+def test_the_theme_is_chosen_and_kept(opened: Opener) -> None:
+    page = opened("made", theme="light")
+
+    def background() -> str:
+        colour: str = page.ask("getComputedStyle(document.body).backgroundColor")
+        return colour
+
+    light = background()
+    page.tab.get_by_label("Dark").check(force=True)
+    dark = background()
+    assert dark != light
+    page.tab.reload()
+    page.settled()
+    assert background() == dark
+    page.tab.get_by_label("Auto").check(force=True)
+    assert background() == light
+    page.tab.emulate_media(color_scheme="dark")
+    assert background() == dark

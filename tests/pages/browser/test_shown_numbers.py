@@ -1,0 +1,145 @@
+"""Numbers on the page are those in its data."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.shown_figures import duration, figure, parts_us
+from tests.support.watched_pages import TRACES, Opener, Watched
+
+from torchweld.core.not_measured import NotMeasured
+from torchweld.models import MODELS
+
+pytestmark = pytest.mark.browser
+
+REPORTS = [*MODELS, "gpt fused", *TRACES, "made", "unmeasured"]
+# Rows of a table as lists of texts, one line each.
+ROWS = """(selector) => [...document.querySelectorAll(`${selector} tbody tr`)].map((row) =>
+  [...row.cells].map((cell) => cell.textContent.replaceAll(/\\s+/g, " ").trim()))"""
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_verdict_shows_the_steps_and_their_parts(name: str, opened: Opener) -> None:
+    page = opened(name)
+    sides = page.page.sides
+    figures = page.ask(
+        "[...document.querySelectorAll('.figures > div')].map((one) =>"
+        " [one.querySelector('dt').textContent, one.querySelector('dd').firstChild.textContent])"
+    )
+    steps = [value for what, value in figures if "tep" in what and "fault" not in what]
+    assert steps == [duration(side.step_us) for side in sides]
+    accounts = [side.account for side in sides if not isinstance(side.account, NotMeasured)]
+    if not accounts:
+        assert page.one("#account").count() == 0
+        return
+    bars = [parts_us(account) for account in accounts]
+    shown = page.texts("#account .legend .value")
+    assert shown == [" → ".join(map(duration, parts)) for parts in zip(*bars, strict=True)]
+    widths = page.ask(
+        "[0, 1, 2, 3, 4, 5, 6].map((part) => [...document.querySelectorAll("
+        "`#account svg rect.part-${part}`)].map((one) => one.width.baseVal.value))"
+    )
+    whole = page.ask("document.querySelector('#account svg').width.baseVal.value")
+    scale = whole / max(map(sum, bars))
+    for part, found in enumerate(widths):
+        wanted = [bar[part] * scale for bar in bars if bar[part] > 0]
+        assert found == pytest.approx(wanted, abs=2)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_module_is_in_the_table_with_its_time_and_calls(name: str, opened: Opener) -> None:
+    page = opened(name)
+    modules = page.page.sides[-1].modules
+    page.one(".module-table").get_by_role("button", name="Unfold all").click()
+    heads = page.texts("#module-table thead th")
+    rows = page.ask(
+        """[...document.querySelectorAll("#module-table tbody tr[data-path]")].map((row) =>
+          [row.dataset.path, ...[...row.cells].map((cell) => cell.textContent)])"""
+    )
+    assert sorted(row[0] for row in rows) == sorted(row.path for row in modules)
+    before = {row.path: row for row in page.page.sides[0].modules}
+    compared = len(page.page.sides) > 1
+    for path, *cells in rows:
+        shown = dict(zip(heads, cells, strict=True))
+        (row,) = (one for one in modules if one.path == path)
+        assert shown["calls"] == f"{row.calls:,}"
+        assert shown["ops"] == f"{row.launches:,}"
+        if isinstance(modules[0].time_us, NotMeasured):
+            assert not {"time", "before", "after", "share"} & set(heads)
+            continue
+        # The time of what lies inside a welded block is the block's.
+        part = row.fate == "part" and row.time_us == 0
+        wanted = "–" if part else duration(row.time_us)
+        assert shown["after" if compared else "time"] == wanted, path
+        if compared and path in before and not part:
+            assert shown["before"] == duration(before[path].time_us)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_finding_is_a_card(name: str, opened: Opener) -> None:
+    page = opened(name)
+    findings = [one for side in page.page.sides for one in side.findings]
+    assert page.texts("#findings .card h3") == [" ".join(one.title.split()) for one in findings]
+    bounds = page.texts("#findings .card .bound strong")
+    for finding, bound in zip(findings, bounds, strict=True):
+        if finding.once_us > 0:
+            assert bound == duration(finding.once_us)
+        elif finding.bound < 1000:
+            assert bound == f"{figure(finding.bound)}×"
+
+
+@pytest.mark.parametrize("name", ["gpt fused", "made"])
+def test_every_block_is_shown_with_its_speed_and_reason(name: str, opened: Opener) -> None:
+    page = opened(name)
+    rows = page.ask(ROWS, "#welded .scroll:not(.tall)")
+    assert len(rows) == len(page.page.blocks) > 0
+    for block, row in zip(page.page.blocks, rows, strict=True):
+        path, what, outcome, serves, speed, _, reason = row
+        assert (path, outcome, serves) == (block.path, block.outcome, block.serves)
+        assert what == block.what
+        assert block.reason in reason
+        if isinstance(block.speedup, float):
+            assert speed == f"{figure(block.speedup)}×"
+        else:
+            assert speed == ("not measured" if block.speedup is not None else "–")
+
+
+def counted_rows(page: Watched) -> dict[str, int]:
+    """How many rows each plot's table is to have; all tables below are cut at 400."""
+    shown = page.page
+    found = {"numerics-plot": len(shown.errors)}
+    found["samples-plot"] = sum(len(one.ratios) + len(one.control) for one in shown.strips)
+    sides = shown.sides
+    found["roofline-plot"] = sum(len(side.points) for side in sides) + len(sides[-1].roofs)
+    for number, plot in enumerate(shown.history):
+        found[f"history-{number}"] = len(plot.points)
+    for number, plots in enumerate(shown.curves):
+        found[f"bench-curves-{number}"] = sum(len(curve.points) for curve in plots.curves)
+    for number, cells in enumerate(shown.maps):
+        found[f"bench-map-{number}"] = len(cells.cells)
+    flame, timeline = sides[-1].flame, sides[-1].timeline
+    found["flame-now-plot"] = len(flame.name) if flame is not None else 0
+    spans = sum(len(lane.start_us) for lane in timeline.lanes) if timeline is not None else 0
+    found["timeline-now-plot"] = spans
+    return {name: count for name, count in found.items() if count > 0}
+
+
+@pytest.mark.parametrize("name", ["made", "gpt fused", "a100_training_step"])
+def test_every_plot_has_its_table(name: str, opened: Opener) -> None:
+    page = opened(name)
+    for plot, count in counted_rows(page).items():
+        details = page.one(f"#{plot} + .tools details.table")
+        details.locator("summary").click()
+        page.settled()
+        assert details.locator("tbody tr").count() == min(count, 400), plot
+        if count > 400:
+            assert f"copying gives all {count}" in details.inner_text()
+    plots = page.one("figure.plot").count()
+    assert plots == page.one("figure.plot + .tools details.table").count()
+
+
+@pytest.mark.parametrize("name", ["gpt fused", "made", "a100_training_step"])
+def test_the_environment_and_the_command_are_there(name: str, opened: Opener) -> None:
+    page = opened(name)
+    rows = page.ask(ROWS, "#environment table")
+    assert rows == [[what, " ".join(value.split())] for what, value in page.page.environment]
+    assert page.texts("#environment pre") == [" ".join(page.page.command.split())]
