@@ -7,6 +7,7 @@
 
 #include "argument_checks.h"
 #include "composed_backward.h"
+#include "pooled_cast.h"
 #include "tangents.h"
 #include "training_ops.h"
 
@@ -48,13 +49,15 @@ variable_list spread(std::vector<Tensor> found, const c10::List<bool>& needed, s
   return grads;
 }
 
-// A tensor that stays what `t` is now, whatever becomes of t.data. Undefined for tensors without
-// memory of their own, such as a tracer's.
-Tensor alias_of(const Tensor& t) {
+// Not so a tracer's tensors, and meta tensors.
+bool has_own_memory(const Tensor& t) {
   const c10::DispatchKeySet traced({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
-  const bool own = t.has_storage() && !t.is_meta() && !t.key_set().has_any(traced);
-  return own ? t.variable_data() : Tensor();
+  return t.has_storage() && !t.is_meta() && !t.key_set().has_any(traced);
 }
+
+// A tensor that stays what `t` is now, whatever becomes of t.data. Undefined for tensors without
+// memory of their own.
+Tensor alias_of(const Tensor& t) { return has_own_memory(t) ? t.variable_data() : Tensor(); }
 
 // What a node keeps for its backward: x, params, pre-activations, masks, in this order.
 //
@@ -276,9 +279,21 @@ Tensor chain_kept_autocast(const Tensor& x, TensorList params, std::string_view 
                            const Tensor&) {
   return autocast(chain_op(), x, params, spec);
 }
+// Whether CastFunction can make the casts that autocast would make of the parameters.
+bool casts_in_pool(const Tensor& x, TensorList params) {
+  const auto castable = [](const Tensor& p) {
+    return p.is_cpu() && p.scalar_type() == at::kFloat && has_own_memory(p);
+  };
+  return x.is_cpu() && needs_gradient(x, params) && !needs_composition(x, params) &&
+         std::all_of(params.begin(), params.end(), castable) && few_rows(x, params);
+}
 Tensor chain_training_autocast(const Tensor& x, TensorList params, std::string_view spec,
                                std::optional<bool> recompute) {
-  return autocast(chain_training_op(), x, params, spec, recompute);
+  if (!casts_in_pool(x, params)) return autocast(chain_training_op(), x, params, spec, recompute);
+  c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKeySet(c10::DispatchKey::AutocastCPU));
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  return chain_training_op().call(at::autocast::cached_cast(dtype, x, at::kCPU),
+                                  CastFunction::apply(params, dtype), spec, recompute);
 }
 std::vector<Tensor> group_autocast(const Tensor& x, TensorList params, std::string_view spec) {
   return autocast(group_op(), x, params, spec);

@@ -17,6 +17,8 @@
 
 namespace torchweld {
 
+constexpr size_t kPooledBytes = 256 << 10;  // smaller tensors malloc keeps
+
 class GradientPool {
  public:
   struct State {

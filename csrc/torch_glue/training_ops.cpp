@@ -292,10 +292,8 @@ bool gradients_from_pool(const Tensor& x, const Spec& spec, TensorList params, c
     activations += double(sizes[i].N) * (spec[i].gated() ? 4 : 2);
   return activations * double(x.numel() / x.size(-1)) * 4 <= gradients;
 }
-constexpr int64_t kPooledBytes = 256 << 10;  // smaller ones malloc keeps
-
 Tensor gradient_like(const Tensor& param, bool pooled) {
-  if (pooled && param.nbytes() >= size_t(kPooledBytes))
+  if (pooled && param.nbytes() >= kPooledBytes)
     return GradientPool::instance().empty(param.sizes(), param.scalar_type());
   return at::detail::empty_cpu(param.sizes(), param.scalar_type());
 }

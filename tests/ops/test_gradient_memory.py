@@ -113,3 +113,69 @@ def test_many_rows_leave_gradients_to_malloc(rows: int) -> None:
 def test_a_limit_that_is_no_number_of_bytes_is_refused(limit: object) -> None:
     with pytest.raises(TorchweldError, match="limit"):
         tw.limit_gradient_memory(limit)  # type: ignore[arg-type]
+
+
+# ---- autocast ----
+
+
+def cast_step(mlp: nn.Module, x: torch.Tensor, retain: bool = False) -> None:
+    mlp.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = mlp(x)
+    y.float().square().sum().backward(retain_graph=retain)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_autocast_takes_copies_and_gradients_from_the_pool(recompute: bool) -> None:
+    """16-bit copies while the graph lives; then the gradients, in the parameters' type."""
+    mlp = tw.FusedMLP(SIZES, recompute=recompute).train()
+    x = torch.randn(4, SIZES[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = mlp(x)
+    assert tw.gradient_memory().in_use == WEIGHT_BYTES  # of both, at half the size
+    y.sum().backward()
+    del y
+    assert tw.gradient_memory().in_use == 2 * WEIGHT_BYTES
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in mlp.parameters())
+
+
+def test_casts_from_the_pool_change_no_bit() -> None:
+    mlp = tw.FusedMLP(SIZES).train()
+    x = torch.randn(4, SIZES[0])
+    cast_step(mlp, x, retain=True)
+    pooled = [p.grad.clone() for p in mlp.parameters() if p.grad is not None]
+    tw.limit_gradient_memory(0)
+    cast_step(mlp, x)
+    for p, grad in zip(mlp.parameters(), pooled, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, grad)
+
+
+def test_second_derivatives_go_through_the_casts() -> None:
+    mlp = tw.FusedMLP(SIZES).train()
+    x = torch.randn(4, SIZES[0], requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = mlp(x)
+    weight = mlp.up.weight
+    (first,) = torch.autograd.grad(y.float().square().sum(), weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert first.dtype == torch.float32
+    assert second.isfinite().all()
+    assert second.abs().sum() > 0
+
+
+def test_an_edit_between_the_passes_gives_eager_s_gradients() -> None:
+    """Autocast's copies are made in the forward; eager's products read them too."""
+    mlp = tw.FusedMLP(SIZES).train()
+    x = torch.randn(4, SIZES[0])
+    cast_step(mlp, x)
+    wanted = [p.grad.clone() for p in mlp.parameters() if p.grad is not None]
+    mlp.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = mlp(x)
+    with torch.no_grad():
+        mlp.up.weight.mul_(3)
+    y.float().square().sum().backward()
+    for p, grad in zip(mlp.parameters(), wanted, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, grad)

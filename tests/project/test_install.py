@@ -77,6 +77,13 @@ def test_without_a_compiler_the_install_works_and_says_so(without_compiler: Path
     assert "no C++ compiler was found" in " ".join(backends["cpu"])
 
 
+def test_an_installed_torchweld_has_what_draws_pages(without_compiler: Path) -> None:
+    code = "from torchweld.pages.page_html import asset; print(len(asset('page.js')))"
+    done = run_installed(without_compiler, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
 def test_without_a_compiler_the_module_still_computes(without_compiler: Path) -> None:
     code = (
         "import torch, torchweld as tw\n"

@@ -138,7 +138,7 @@ function weldedLabels(diff: FlameDiff): Map<number, string> {
     if (around < 0 || diff.state[around] !== "welded") continue;
     if (FRAME_KINDS[diff.kind[i]] === "phase") continue;
     const list = diff.state[i] === "gone" ? gone : diff.state[i] === "new" ? fresh : null;
-    const name = diff.names[diff.name[i]];
+    const name = shortName(diff, i);
     if (list === null) continue;
     const names = list.get(around) ?? [];
     if (!names.includes(name)) names.push(name);
@@ -148,12 +148,15 @@ function weldedLabels(diff: FlameDiff): Map<number, string> {
   for (const [frame, after] of fresh) {
     const before = gone.get(frame);
     if (before === undefined) continue;
-    labels.set(
-      frame,
-      `${diff.names[diff.name[frame]]}: ${before.join(", ")} → ${after.join(", ")}`,
-    );
+    labels.set(frame, `${shortName(diff, frame)}: ${before.join(", ")} → ${after.join(", ")}`);
   }
   return labels;
+}
+
+/** Of a module without its class: "up", not "up: Linear". */
+function shortName(diff: FlameDiff, i: number): string {
+  const name = diff.names[diff.name[i]];
+  return FRAME_KINDS[diff.kind[i]] === "module" ? name.split(": ")[0] : name;
 }
 
 export interface Matches {

@@ -346,7 +346,7 @@ function changeOf(node: TreeNode): string {
 function rooflineShare({ rows }: TreeNode): string {
   const time = sum(rows, (row) => row.time_us);
   const least = rows.reduce((total, row) => total + row.roofline_us, 0);
-  return isMissing(time) || time <= 0 || least > time ? "–" : share(least, time);
+  return isMissing(time) || time <= 0 || least <= 0 || least > time ? "–" : share(least, time);
 }
 
 function bar(part: number, whole: number): Element {

@@ -11,7 +11,7 @@ import { figureOf, type Section, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
 
 const ROW = 20;
-const MOST_DRAWN = 60;
+const MOST_DRAWN = 40;
 
 export function numericsSection(page: Page): Section | null {
   const errors = page.errors ?? [];
@@ -126,7 +126,7 @@ function draw(rows: ErrorRow[], width: number): SVGSVGElement {
   rows.forEach((row, i) => {
     if (i === 0 || rows[i - 1].block !== row.block) {
       drawing.append(
-        svg("text", { x: 0, y: y + 4, class: "strong" }, fitted(row.block, left - 10)),
+        svg("text", { x: 0, y: y + 4, class: "strong" }, fitted(row.block, (left - 10) * 0.9)),
       );
       y += ROW;
     }
@@ -149,7 +149,7 @@ function dotRow(
     "g",
     { "data-row": i },
     svg("rect", { x: 0, y: y - ROW / 2, width: right, height: ROW, class: "hit" }),
-    svg("text", { x: 10, y: y + 4, class: "muted" }, fitted(row.tensor, left - 20)),
+    svg("text", { x: 10, y: y + 4, class: "muted" }, fitted(row.tensor, left - 26)),
     svg("path", { class: "grid", d: `M${area.left} ${y}H${right}` }),
   );
   const fused = finite(row.of_allowed);

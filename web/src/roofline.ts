@@ -44,7 +44,7 @@ export function rooflineSection(page: Page): Section | null {
   const several = sides.length > 1;
   const figure = figureOf({
     id: "roofline-plot",
-    title: "Rates against what they rest on",
+    title: "Rate by FLOPs per byte",
     unit: "both axes logarithmic; size: time",
     body: [dots.length > 0 && holder, legend(several)],
     table: () => tableOfPoints(sides, roofs),
@@ -182,7 +182,7 @@ function draw(dots: Dot[], roofs: Roof[], width: number): SVGSVGElement {
   );
   drawing.append(...roofLines(area, x, y, flat, slanted, top));
   const longest = Math.max(...dots.map((dot) => dot.point.time_us));
-  const radius = (dot: Dot) => 3 + 11 * Math.sqrt(dot.point.time_us / longest);
+  const radius = (dot: Dot) => 3 + (width < 600 ? 7 : 11) * Math.sqrt(dot.point.time_us / longest);
   drawing.append(...joins(dots, x, y));
   const order = dots.map((_, i) => i).sort((a, b) => dots[b].point.time_us - dots[a].point.time_us);
   drawing.append(...order.map((i) => dotSign(dots[i], i, x, y, radius(dots[i]))));
@@ -224,10 +224,10 @@ function roofLines(
       svg("text", { x: right, y: y(roof.gflops) - 6, class: "end roof-name haloed" }, text),
     );
   }
-  for (const roof of slanted) {
+  slanted.forEach((roof, i) => {
     const from = Math.max(least, lowest / roof.gbps);
     const to = Math.min(most, top / roof.gbps);
-    if (to <= from) continue;
+    if (to <= from) return;
     found.push(
       svg("path", {
         class: "roof",
@@ -236,7 +236,8 @@ function roofLines(
     );
     const rise = y(from * roof.gbps) - y(to * roof.gbps);
     const angle = (-Math.atan2(rise, x(to) - x(from)) * 180) / Math.PI;
-    const at = Math.sqrt(from * to) * (from / to) ** 0.28;
+    // Names of roofs that lie close together stand beside each other.
+    const at = from * (to / from) ** (0.08 + 0.2 * (i % 4));
     const turn = `translate(${x(at)} ${y(at * roof.gbps) - 6}) rotate(${angle})`;
     found.push(
       svg(
@@ -245,7 +246,7 @@ function roofLines(
         `${roof.name} ${figure(roof.gbps)} GB/s`,
       ),
     );
-  }
+  });
   return found;
 }
 

@@ -50,7 +50,8 @@ export class TimelineView {
     this.rows = spanRows(timeline);
     this.height = this.layOut();
     const parts = new Set(modules.flatMap((row) => [row.path, row.kind, ...row.path.split(".")]));
-    this.tones = timeline.names.map((name) => (parts.has(name) ? "tone-module" : toneOf(name)));
+    const isModule = (name: string) => parts.has(name.replace(/^backward of /, ""));
+    this.tones = timeline.names.map((name) => (isModule(name) ? "tone-module" : toneOf(name)));
     this.canvas = html("canvas", {
       tabindex: 0,
       role: "application",

@@ -10,7 +10,6 @@ import {
   count,
   duration,
   measured,
-  ratio,
   reason,
   sentences,
   share,
@@ -31,7 +30,7 @@ interface Bar {
 export function fillVerdict(section: Element, page: Page): void {
   const sides = page.sides ?? [];
   const doubts = page.not_comparable ?? [];
-  if (sides.length > 0) section.append(keyFigures(sides, doubts.length === 0));
+  if (sides.length > 0) section.append(keyFigures(sides));
   for (const why of reasonsOf(sides, doubts)) section.append(html("p", { class: "doubt" }, why));
   const bars = sides.flatMap((side): Bar[] => {
     if (isMissing(side.account)) return [];
@@ -61,7 +60,8 @@ function reasonsOf(sides: PageSide[], doubts: string[]): string[] {
   return found;
 }
 
-function keyFigures(sides: PageSide[], comparable: boolean): HTMLElement {
+/** No ratio of the two steps: profiles are no paired comparison, whose word is the verdict. */
+function keyFigures(sides: PageSide[]): HTMLElement {
   const list = html("dl", { class: "figures" });
   const add = (name: string, value: string) => {
     list.append(html("div", {}, html("dt", {}, name), html("dd", {}, value)));
@@ -69,10 +69,6 @@ function keyFigures(sides: PageSide[], comparable: boolean): HTMLElement {
   for (const side of sides) {
     const step = side.about.training === true ? "Training step" : "Step";
     add(`${step}${side.name ? `, ${side.name}` : ""}`, measured(side.step_us, duration));
-  }
-  const [before, after] = sides.map((side) => side.step_us);
-  if (typeof before === "number" && typeof after === "number" && comparable) {
-    add("Before over after", ratio(before / after));
   }
   const last = sides[sides.length - 1];
   add(

@@ -13,18 +13,18 @@ export function weldedSection(page: Page): Section | null {
   const blocks = page.blocks ?? [];
   const tree = moduleTree(sides);
   if (tree === null && blocks.length === 0) return null;
+  const fates = new Set(sides.at(-1)?.modules.map((row) => row.fate ?? ""));
+  const welded = blocks.length > 0 || fates.has("welded") || fates.has("left");
   const content: Child[] = [];
   if (tree !== null) {
     const table = new ModuleTable(tree);
     content.push(
       modelMap(sides, (path) => table.reveal(path)),
-      html("h3", {}, "Modules"),
+      welded && html("h3", {}, "Modules"),
       table.element,
     );
   }
   if (blocks.length > 0) content.push(...blockTable(blocks));
-  const fates = new Set(sides.at(-1)?.modules.map((row) => row.fate ?? ""));
-  const welded = blocks.length > 0 || fates.has("welded") || fates.has("left");
   return {
     id: "welded",
     title: welded ? "What was welded" : "Modules",

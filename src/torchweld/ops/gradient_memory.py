@@ -18,7 +18,7 @@ from torchweld.core.argument_checks import misfit
 class GradientMemory:
     """The pool's memory, in bytes.
 
-    in_use: gradients that exist
+    in_use: gradients that exist, and autocast's copies of weights
     idle: kept for the next step
     limit: the most that is kept idle; 0: no pool
     """
