@@ -1,6 +1,6 @@
 /** The timeline: lanes of spans on a canvas, to zoom and to pan. What is under a pixel is merged. */
 
-import { blank, bottomAxis, tickText } from "./axes";
+import { blank, bottomAxis } from "./axes";
 import { button, html, offstage, svg } from "./dom";
 import { fitted } from "./flame_view";
 import { duration } from "./number_text";
@@ -146,11 +146,13 @@ export class TimelineView {
     const ticks = [];
     for (let at = Math.ceil(this.from / step) * step; at <= this.to; at += step) ticks.push(at);
     const [unit, length] = span >= 5e3 ? ["ms", 1e3] : span >= 5 ? ["µs", 1] : ["ns", 1e-3];
+    // As many digits as tell neighbours apart, however late in the step they are.
+    const digits = Math.max(0, -Math.floor(Math.log10(step / length) + 1e-9));
+    const format = { minimumFractionDigits: digits, maximumFractionDigits: digits };
     return {
       place: (us: number) => (us - this.from) * scale,
       ticks,
-      text: (us: number) =>
-        `${tickText(Math.round(us / length / (step / length)) * (step / length))} ${unit}`,
+      text: (us: number) => `${(us / length).toLocaleString("en-US", format)} ${unit}`,
       title: "",
     };
   }

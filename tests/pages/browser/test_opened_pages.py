@@ -43,6 +43,31 @@ def test_the_page_never_scrolls_sideways(name: str, size: Size, opened: Opener) 
     )
 
 
+# Pairs of neighbours that lie over each other, by their texts.
+OVERLAPS = """(selector) => {
+  const all = [...document.querySelectorAll(selector)].map((one) => {
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    return [one.textContent, range.getBoundingClientRect()];
+  });
+  return all.slice(1).flatMap(([text, box], i) => {
+    const [before, last] = all[i];
+    const apart = box.left >= last.right - 1 || box.top >= last.bottom - 1;
+    return apart ? [] : [`${before} | ${text}`];
+  });
+}"""
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize(
+    "selector", ["nav.top a", "#environment tr > *", "[role=tab]", ".legend li"]
+)
+def test_neighbours_do_not_lie_over_each_other(selector: str, size: Size, opened: Opener) -> None:
+    page = opened("made", size=size)
+    assert page.one(selector).count() > 1
+    assert page.ask(OVERLAPS, selector) == []
+
+
 @pytest.mark.parametrize("name", ["made", "a100_training_step"])
 def test_a_report_prints(name: str, opened: Opener) -> None:
     page = opened(name, theme="dark")

@@ -38,9 +38,9 @@ def seen_us(page: Watched) -> tuple[float, float]:
     drawing = saved(page)
     ticks = []
     for one in drawing.iter(f"{SVG}text"):
-        time = re.fullmatch(r"([\d.]+) (ns|µs|ms|s)", one.text or "")
+        time = re.fullmatch(r"([\d.,]+) (ns|µs|ms|s)", one.text or "")
         if time is not None:
-            ticks.append((float(one.attrib["x"]), float(time[1]) * UNITS[time[2]]))
+            ticks.append((float(one.attrib["x"]), float(time[1].replace(",", "")) * UNITS[time[2]]))
     (x, us), (last_x, last_us) = min(ticks), max(ticks)
     per_pixel = (last_us - us) / (last_x - x)
     start_us = us - x * per_pixel
@@ -84,6 +84,15 @@ def test_keys_zoom_and_pan(name: str, opened: Opener) -> None:
     assert far[1] - far[0] > near[1] - near[0]
     keys(page, "Escape")
     assert seen_us(page) == pytest.approx(whole)
+
+
+def test_ticks_differ_however_near_one_looks(opened: Opener) -> None:
+    page = opened("a100_training_step")
+    for _ in range(3):
+        keys(page, *["+"] * 8)
+        texts = [one.text or "" for one in saved(page).iter(f"{SVG}text")]
+        ticks = [text for text in texts if re.fullmatch(r"[\d.,]+ (ns|µs|ms|s)", text)]
+        assert len(set(ticks)) == len(ticks) > 3
 
 
 def test_buttons_zoom_and_pan(opened: Opener) -> None:
