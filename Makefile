@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo docs test test-all test-isas test-clang cross-tools coverage web lint format bench-peers bench-training \
+.PHONY: setup demo docs test test-all test-isas test-clang cross-tools browser coverage web lint format bench-peers bench-training \
   bench-models model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
@@ -102,6 +102,14 @@ cross-tools:
 	  command -v clang++ >/dev/null || { \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends \
 	    g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang; }
+
+# Reports are tested in a browser of the system; without one these tests are skipped.
+AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo)
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	  command -v google-chrome >/dev/null || { \
+	  $(AS_ROOT) apt-get update -qq && \
+	  $(AS_ROOT) apt-get install -y -qq --no-install-recommends chromium; }
 
 # Shows which lines and branches of the package the suite leaves out, those of other processes it
 # starts included. No figure is demanded. Tests that interrupt at any line would hit coverage too.

@@ -1,4 +1,4 @@
-"""How large the page of a large trace is, and how long it takes to make.
+"""How large the page of a large trace is, how long it takes to make, to open, and to answer.
 
 A trace of a training loop on a GPU is made up, with as many events as asked for: modules, ops in
 ops, calls of the runtime, kernels on two streams, a backward thread, memory. It is read, turned
@@ -6,8 +6,13 @@ into one side of a page, and written as JSON and as the page itself. Prints seco
 each stage, and checks that no time was lost: the frames of the flame add up to the time of all
 threads, and those of the device to that of its kernels.
 
+The page is then opened in Chromium: the time until its script has run and a frame was drawn, and
+from each click until the next frame. Exits with 1 if the page has 15 MB or more, or if something
+in the browser takes 2 s or more. Without a Chromium the page is only made.
+
     python benchmarks/large_page.py
     python benchmarks/large_page.py --events 400000 --html large.html
+    python benchmarks/large_page.py --repeats 9   # open it so often; the longest times are printed
     python benchmarks/large_page.py --slowest   # functions that take longest, by cProfile
 """
 
@@ -24,6 +29,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from chromium import REMEDY, chromium_path, opened_chromium
+from playwright.sync_api import Browser
+
 from torchweld.core.records import json_text
 from torchweld.pages.page_html import html_of
 from torchweld.pages.page_records import Page, PageSide
@@ -38,6 +46,31 @@ LINEARS = ("attention.query", "attention.key", "attention.value", "attention.out
 KERNELS = ("ampere_sgemm_128x64_tn", "ampere_sgemm_64x32_sliced1x4_tn", "cutlass_80_gemm_f32")
 MODULE = "nn.Module: "
 MOST_PAGE_BYTES = 15e6
+MOST_MS = 2000.0
+# When the page is ready, and how long a click takes: until the frame after it is drawn.
+WATCH = """
+const drawn = (done) => requestAnimationFrame(() => setTimeout(done));
+window.ready = new Promise((done) =>
+  addEventListener("load", () => drawn(() => done(performance.now()))));
+window.expectClick = () => {
+  window.answer = new Promise((done) =>
+    addEventListener("pointerdown", (down) =>
+      addEventListener("click", () => drawn(() => done(performance.now() - down.timeStamp)),
+        { capture: true, once: true }),
+      { capture: true, once: true }));
+};
+"""
+# What is clicked on, in this order.
+CLICKS = {
+    "zoom into a frame": "#flame-now g.frame[aria-level='3'] rect",
+    "zoom out again": "#flame-now .controls button",
+    "the device's flame": "#tab-flame-device",
+    "a span": "#timeline-now canvas",
+    "zoom into the timeline": "#timeline-now .controls button >> nth=0",
+    "the whole timeline": "#timeline-now .controls button >> nth=4",
+    "unfold all modules": ".module-table .controls button >> nth=0",
+    "the table of spans": "#timeline-now .tools summary",
+}
 
 
 class Loop:
@@ -195,20 +228,53 @@ def run(trace: Path, html: Path | None) -> int:
     print(f"{'page':24}{len(text.encode()) / 1e6:8.2f} MB")
     if html is not None:
         html.write_text(text)
-    return int(len(text.encode()) > MOST_PAGE_BYTES)
+    return int(len(text.encode()) >= MOST_PAGE_BYTES)
+
+
+def opened(browser: Browser, html: Path) -> dict[str, float]:
+    """Milliseconds until the page was ready, and for each of CLICKS."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.add_init_script(WATCH)
+    page.goto(html.as_uri())
+    found: dict[str, float] = {"open": page.evaluate("window.ready")}
+    for what, selector in CLICKS.items():
+        element = page.locator(selector).first
+        element.scroll_into_view_if_needed()
+        page.evaluate("window.expectClick()")
+        element.click()
+        found[what] = page.evaluate("window.answer")
+    page.close()
+    return found
+
+
+def browse(html: Path, repeats: int) -> int:
+    """Prints the longest time of each; 1 if one is too long."""
+    with opened_chromium() as browser:
+        print(f"\nin Chromium {browser.version}, longest of {repeats}")
+        runs = [opened(browser, html) for _ in range(repeats)]
+    longest = {what: max(one[what] for one in runs) for what in runs[0]}
+    for what, ms in longest.items():
+        print(f"  {what:22}{ms:8.0f} ms")
+    return int(max(longest.values()) >= MOST_MS)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--html", type=Path, help="keep the page here")
+    parser.add_argument("--repeats", type=int, default=5, help="how often it is opened")
     parser.add_argument("--slowest", action="store_true", help="functions that take longest")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "large.json.gz"
         write_trace(trace, arguments.events)
         if not arguments.slowest:
-            return run(trace, arguments.html)
+            html = arguments.html or Path(folder) / "large.html"
+            code = run(trace, html)
+            if chromium_path() is None:
+                print(f"\nnot opened: no Chromium is installed; {REMEDY}")
+                return code
+            return max(code, browse(html.resolve(), arguments.repeats))
         watch = cProfile.Profile()
         code = watch.runcall(run, trace, arguments.html)
         pstats.Stats(watch).sort_stats("tottime").print_stats(25)

@@ -45,20 +45,19 @@ def hostile_model() -> nn.Module:
     return made(HOSTILE).eval()
 
 
-def with_names(value: T, names: tuple[str, ...] = HOSTILE) -> T:
-    """A record in which every free text is one of the names, equal texts the same one.
+def with_names(value: T) -> T:
+    """A record in which every free text is one of HOSTILE, or empty, equal texts the same one.
 
     Texts of which only some words are allowed stay, and so do those that are empty.
     """
     found: dict[str, str] = {"": ""}
-    endless = cycle(names)
-    count = [0]
+    endless = cycle((*HOSTILE, ""))
 
     def named(text: str) -> str:
         if text not in found:
-            count[0] += 1
+            name = next(endless)
             # A number keeps different texts apart.
-            found[text] = f"{next(endless)}{count[0]}"
+            found[text] = name and f"{name}{len(found)}"
         return found[text]
 
     def inside(value: Any, hint: Any) -> Any:
@@ -70,9 +69,10 @@ def with_names(value: T, names: tuple[str, ...] = HOSTILE) -> T:
             hints = [one for one in get_args(hint) if get_origin(one) is tuple or one is str]
             return tuple(inside(one, hints[0] if hints else None) for one in value)
         if is_dataclass(value) and not isinstance(value, type):
-            hints = get_type_hints(type(value))
-            changed = {f.name: inside(getattr(value, f.name), hints[f.name]) for f in fields(value)}
-            return replace(value, **changed)
+            declared = get_type_hints(type(value))
+            names = [field.name for field in fields(value)]
+            texts = {name: inside(getattr(value, name), declared[name]) for name in names}
+            return replace(value, **texts)
         return value
 
     changed: T = inside(value, None)

@@ -110,7 +110,7 @@ def open_report(
     )
     context.add_init_script(WATCH)
     tab = context.new_page()
-    tab.set_default_timeout(20_000)
+    tab.set_default_timeout(120_000)  # a machine may be busy
     watched = Watched(tab, report)
 
     def dialog(shown: Dialog) -> None:

@@ -134,11 +134,22 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
 
 @pytest.fixture
 def opened(browser: Browser, reports: Reports) -> Iterator[Opener]:
-    """`opened("gpt")`, with `size` and `theme`: the report in a tab of its own.
+    """`opened("gpt")`, with `size` and `theme`: the report in a tab of its own."""
+    with watching(browser, reports) as open_one:
+        yield open_one
 
-    A page that complains fails its test: errors, what it prints to the console, dialogs, and what
-    its policy had to stop. So does one that asks for anything but itself.
-    """
+
+@pytest.fixture(scope="module", params=[*MODELS, "gpt fused", *TRACES, "made", "unmeasured"])
+def page(request: pytest.FixtureRequest, browser: Browser, reports: Reports) -> Iterator[Watched]:
+    """Each report in turn, in one tab for all tests of a file: they only read."""
+    with watching(browser, reports) as open_one:
+        yield open_one(request.param)
+
+
+@contextmanager
+def watching(browser: Browser, reports: Reports) -> Iterator[Opener]:
+    """A page that complains fails its test: errors, prints to the console, dialogs, and what its
+    policy had to stop. So does one that asks for anything but itself."""
     tabs: list[Watched] = []
 
     def open_one(name: str, **options: Any) -> Watched:

@@ -17,12 +17,12 @@ OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = t
 FEW_ROWS = "for (const one of document.querySelectorAll('tr:nth-child(n+9)')) one.remove()"
 
 
-def violations(page: Watched) -> list[str]:
+def violations(page: Watched, part: str = "html") -> list[str]:
     page.ask(FEW_ROWS)
     page.ask("scrollTo(0, 0)")  # so that the bar on top lies over nothing
     page.settled()
-    found: dict[str, Any] = Axe().run(page.tab, options=OPTIONS).response
-    assert len(found["passes"]) > 10
+    found: dict[str, Any] = Axe().run(page.tab, part, OPTIONS).response
+    assert len(found["passes"]) > 3
     return [
         f"{one['id']}: {one['help']}: {[node['target'] for node in one['nodes'][:3]]}"
         for one in found["violations"]
@@ -32,7 +32,9 @@ def violations(page: Watched) -> list[str]:
 LOOKS = [(size, theme) for size in (LAPTOP, PHONE) for theme in ("light", "dark")]
 
 
-@pytest.mark.parametrize(("size", "theme"), LOOKS)
+@pytest.mark.parametrize(
+    ("size", "theme"), LOOKS, ids=["laptop-light", "laptop-dark", "phone-light", "phone-dark"]
+)
 @pytest.mark.parametrize("name", ["made", "gpt fused", "a100_alexnet_inference"])
 def test_everybody_can_read_it(
     name: str, size: Size, theme: Literal["light", "dark"], opened: Opener
@@ -52,7 +54,7 @@ def test_every_view_can_be_read(theme: Literal["light", "dark"], opened: Opener)
         if view == "flame-diff":
             page.one("#flame-vanished").check()
         page.settled()
-        assert violations(page) == [], view
+        assert violations(page, f"#{view}") == []
 
 
 def test_pages_without_times_can_be_read(opened: Opener) -> None:

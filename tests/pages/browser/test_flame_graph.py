@@ -117,7 +117,7 @@ def test_zoom_goes_in_and_out_again(name: str, by: str, opened: Opener) -> None:
 def go_to(page: Watched, flame: Flame, frame: int) -> None:
     """By arrows alone: down to the first frame inside, then along the row."""
     page.one("#flame-now g[data-frame][tabindex='0']").focus()
-    path = []
+    path: list[int] = []
     while frame >= 0:
         path.insert(0, frame)
         frame = flame.parent[frame]

@@ -1,34 +1,15 @@
-"""Every report opens: its sections are those there are data for, and nothing goes wrong."""
+"""Reports as a whole: on a laptop, on a phone, in print, in both themes."""
 
 from __future__ import annotations
 
 import pytest
-from tests.support.watched_pages import LAPTOP, PHONE, TRACES, Opener, Size
+from tests.support.watched_pages import LAPTOP, PHONE, Opener, Size
 
-from torchweld.models import MODELS
-from torchweld.pages.page_sections import SECTIONS, device_lanes, sections_of
+from torchweld.pages.page_sections import SECTIONS, device_lanes
 
 pytestmark = pytest.mark.browser
 
-REPORTS = [*MODELS, "gpt fused", *TRACES, "made", "unmeasured"]
 SECTION_IDS = "[...document.querySelectorAll('main > section')].map((one) => one.id)"
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_a_report_has_the_sections_that_there_are_data_for(name: str, opened: Opener) -> None:
-    page = opened(name)
-    wanted = list(sections_of(page.page))
-    assert page.ask(SECTION_IDS) == wanted
-    links = page.ask("[...document.querySelectorAll('nav.top a')].map((one) => one.hash)")
-    assert links == [f"#{section}" for section in wanted]
-    heads = page.ask(
-        "[...document.querySelectorAll('main > section')].map((one) =>"
-        " document.getElementById(one.getAttribute('aria-labelledby')).textContent.trim())"
-    )
-    assert all(heads)
-    assert heads[0] == page.page.verdict
-    assert page.texts("h1") == [page.page.title]
-    assert page.requests == [page.report.path.as_uri()]
 
 
 def test_the_fused_gpt_has_every_section_and_no_device(opened: Opener) -> None:

@@ -1,25 +1,39 @@
-"""Numbers on the page are those in its data."""
+"""Every report opens, with the sections there are data for and the numbers in them."""
 
 from __future__ import annotations
 
 import pytest
 from tests.support.shown_figures import duration, figure, parts_us
-from tests.support.watched_pages import TRACES, Opener, Watched
+from tests.support.watched_pages import Opener, Watched
 
 from torchweld.core.not_measured import NotMeasured
-from torchweld.models import MODELS
+from torchweld.pages.page_sections import sections_of
 
 pytestmark = pytest.mark.browser
 
-REPORTS = [*MODELS, "gpt fused", *TRACES, "made", "unmeasured"]
 # Rows of a table as lists of texts, one line each.
 ROWS = """(selector) => [...document.querySelectorAll(`${selector} tbody tr`)].map((row) =>
   [...row.cells].map((cell) => cell.textContent.replaceAll(/\\s+/g, " ").trim()))"""
 
 
-@pytest.mark.parametrize("name", REPORTS)
-def test_the_verdict_shows_the_steps_and_their_parts(name: str, opened: Opener) -> None:
-    page = opened(name)
+def test_a_report_has_the_sections_that_there_are_data_for(page: Watched) -> None:
+    wanted = list(sections_of(page.page))
+    assert (
+        page.ask("[...document.querySelectorAll('main > section')].map((one) => one.id)") == wanted
+    )
+    links = page.ask("[...document.querySelectorAll('nav.top a')].map((one) => one.hash)")
+    assert links == [f"#{section}" for section in wanted]
+    heads = page.ask(
+        "[...document.querySelectorAll('main > section')].map((one) =>"
+        " document.getElementById(one.getAttribute('aria-labelledby')).textContent.trim())"
+    )
+    assert all(heads)
+    assert heads[0] == page.page.verdict
+    assert page.texts("h1") == [page.page.title]
+    assert page.requests == [page.report.path.as_uri()]
+
+
+def test_the_verdict_shows_the_steps_and_their_parts(page: Watched) -> None:
     sides = page.page.sides
     figures = page.ask(
         "[...document.querySelectorAll('.figures > div')].map((one) =>"
@@ -45,9 +59,7 @@ def test_the_verdict_shows_the_steps_and_their_parts(name: str, opened: Opener) 
         assert found == pytest.approx(wanted, abs=2)
 
 
-@pytest.mark.parametrize("name", REPORTS)
-def test_every_module_is_in_the_table_with_its_time_and_calls(name: str, opened: Opener) -> None:
-    page = opened(name)
+def test_every_module_is_in_the_table_with_its_time_and_calls(page: Watched) -> None:
     modules = page.page.sides[-1].modules
     page.one(".module-table").get_by_role("button", name="Unfold all").click()
     heads = page.texts("#module-table thead th")
@@ -74,9 +86,7 @@ def test_every_module_is_in_the_table_with_its_time_and_calls(name: str, opened:
             assert shown["before"] == duration(before[path].time_us)
 
 
-@pytest.mark.parametrize("name", REPORTS)
-def test_every_finding_is_a_card(name: str, opened: Opener) -> None:
-    page = opened(name)
+def test_every_finding_is_a_card(page: Watched) -> None:
     findings = [one for side in page.page.sides for one in side.findings]
     assert page.texts("#findings .card h3") == [" ".join(one.title.split()) for one in findings]
     bounds = page.texts("#findings .card .bound strong")
