@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.bench_samples import FakeCompare
 from tests.support.helpers import ISAS
 from torch import Tensor, nn
 from torch.nn.functional import dropout
@@ -27,6 +28,7 @@ from torchweld.ops import backends
 from torchweld.ops.backends import Abilities, BackendMode, Form, reference_backend
 from torchweld.ops.backends.backend import check_build
 from torchweld.ops.backends.cpu_backend import NaturalRunner
+from torchweld.plans import choice_timing, whole_model
 from torchweld.plans.alike_blocks import alike_blocks
 from torchweld.plans.choice_timing import Timed, none_timed, with_saved_bytes
 from torchweld.plans.choice_verifying import verify_choice
@@ -361,3 +363,20 @@ def test_a_fused_model_trains_as_the_original_does() -> None:
         losses.append(torch.stack(own))
     torch.testing.assert_close(*losses)
     assert all(not one.originals for one in tw.stats(model).values())
+
+
+def test_gradients_of_the_tuning_do_not_loosen_the_check_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tuning takes steps. What they leave in `.grad` once counted as eager's error."""
+    for place in (choice_timing, whole_model):
+        monkeypatch.setattr(place, "compare", FakeCompare())
+    model = nn.Sequential(nn.LayerNorm(K), nn.Linear(K, H), nn.GELU(), nn.Linear(H, N)).train()
+    x = torch.randn(M, K)
+    model(x).sum().backward()
+    before = [parameter.grad for parameter in model.parameters()]
+    plan = tw.plan(model, x, training=True, budget_s=600, remember=False)
+    (whole,) = plan.whole
+    assert {error.tensor for error in whole.errors} >= {"grad 0.weight", "grad 3.weight"}
+    assert all(isinstance(error.eager, float) and error.eager < 1e-4 for error in whole.errors)
+    assert all(p.grad is g for p, g in zip(model.parameters(), before, strict=True))

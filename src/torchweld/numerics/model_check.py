@@ -141,7 +141,12 @@ Results = dict[str, Tensor]
 
 
 def results(model: nn.Module, workload: Workload, training: bool) -> Results:
-    """The floating outputs by name, in training with the gradient of every parameter."""
+    """The floating outputs by name, in training with the gradient of every parameter.
+
+    Gradients that are there are dropped first: a backward would add to them.
+    """
+    for parameter in model.parameters() if training else ():
+        parameter.grad = None
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
         torch.manual_seed(0)
         outputs = floating(workload.try_on(model))
