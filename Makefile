@@ -63,8 +63,10 @@ demo: setup
 docs: setup
 	$(QUIETLY) "building the site in build/site" env NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Two processes, since most tests use one thread; a file stays in one of them.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 test: setup $(VENV)/.minilm
-	@$(BIN)/python -m pytest -q
+	@$(PYTEST)
 
 # What takes longer than the everyday suite should, and the suite on every other instruction set and
 # with the other compiler.
@@ -81,7 +83,7 @@ test-isas: setup
 	TORCHWELD_WIDE_AVX2=1 $(INSTALL)
 	@failed=; for isa in $$($(BIN)/python -c "$(OTHER_ISAS)"); do \
 	  echo "TORCHWELD_ISA=$$isa"; \
-	  TORCHWELD_ISA=$$isa $(BIN)/python -m pytest -q || failed="$$failed $$isa"; \
+	  TORCHWELD_ISA=$$isa $(PYTEST) || failed="$$failed $$isa"; \
 	done; \
 	$(INSTALL); \
 	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
