@@ -17,7 +17,7 @@ export function weldedSection(page: Page): Section | null {
   const welded = blocks.length > 0 || fates.has("welded") || fates.has("left");
   const content: Child[] = [];
   if (tree !== null) {
-    const table = new ModuleTable(tree);
+    const table = new ModuleTable(tree, Boolean(sides.at(-1)?.device_flame));
     content.push(
       modelMap(sides, (path) => table.reveal(path)),
       welded && html("h3", {}, "Modules"),
