@@ -22,11 +22,13 @@ import {
   type PageSide,
   type Split,
 } from "./page_data";
-import { figureOf, type Table } from "./plot";
+import { exactShare, figureOf, type Exact, type Table } from "./plot";
 
 const BAR = 46;
 const HEAD = 22;
 const BELOW = 14;
+/** A sentence with more characters is set smaller. */
+const LONG = 120;
 
 interface Bar {
   side: PageSide;
@@ -37,6 +39,7 @@ interface Bar {
 export function fillVerdict(section: Element, page: Page): void {
   const sides = page.sides ?? [];
   const doubts = page.not_comparable ?? [];
+  if (page.verdict.length > LONG) section.classList.add("long");
   if (sides.length > 0) section.append(keyFigures(sides));
   for (const why of reasonsOf(sides, doubts)) section.append(html("p", { class: "doubt" }, why));
   const bars = sides.flatMap((side): Bar[] => {
@@ -130,8 +133,8 @@ function accountPlot(bars: Bar[]): HTMLElement {
     ],
     rows: PARTS.map((part, i) => [
       part.name,
-      ...bars.flatMap((bar) => [bar.parts[i], share(bar.parts[i], bar.total)]),
-      ...(bars.length === 2 ? [change(bars[0].parts[i], bars[1].parts[i])] : []),
+      ...bars.flatMap((bar) => [bar.parts[i], exactShare(bar.parts[i], bar.total)]),
+      ...(bars.length === 2 ? [exactChange(bars[0].parts[i], bars[1].parts[i])] : []),
       part.what,
     ]),
   });
@@ -146,6 +149,10 @@ function accountPlot(bars: Bar[]): HTMLElement {
       ? "The parts added up to more than the step, so each was scaled down."
       : undefined,
   });
+}
+
+function exactChange(before: number, after: number): Exact {
+  return { ...exactShare(after - before, before), shown: change(before, after) };
 }
 
 /** Each part with its time on every side: the bar's labels, for parts too narrow to have one. */

@@ -33,16 +33,40 @@ export function weldedSection(page: Page): Section | null {
   };
 }
 
+const BRIEF = new Set(["outcome", "speed over eager", "interval"]);
+
+/** Blocks with one outcome whose paths differ in numbers alone are one row: `layers.*.mlp`. */
+function alike(blocks: BlockRow[]): [string, BlockRow][] {
+  const groups = new Map<string, BlockRow[]>();
+  for (const block of blocks) {
+    const name = block.path.replaceAll(/(^|\.)\d+(?=\.|$)/g, "$1*");
+    groups.set(name, [...(groups.get(name) ?? []), block]);
+  }
+  return [...groups].flatMap(([name, group]): [string, BlockRow][] => {
+    const outcomes = new Set(group.map((block) => JSON.stringify({ ...block, path: "" })));
+    if (group.length > 1 && outcomes.size === 1) return [[name, group[0]]];
+    return group.map((block) => [block.path, block]);
+  });
+}
+
+/** "cpu packed" stays on one line; a list of ways breaks between them. */
+function unbroken(serves: string): string {
+  return serves
+    .split(", ")
+    .map((way) => way.replaceAll(" ", "\u00a0"))
+    .join(", ");
+}
+
 function blockTable(blocks: BlockRow[]): Child[] {
   const table: Table = {
     columns: ["block", "what", "outcome", "served by", "speed over eager", "interval", "why"].map(
-      (name) => ({ name }),
+      (name) => ({ name, brief: BRIEF.has(name) }),
     ),
-    rows: blocks.map((block) => [
-      block.path,
+    rows: alike(blocks).map(([path, block]) => [
+      path,
       block.what,
       block.outcome,
-      block.serves,
+      unbroken(block.serves),
       ratio(block.speedup),
       interval(block.interval),
       block.reason || reason(block.speedup),
