@@ -15,7 +15,7 @@ export interface Column {
   name: string;
   /** How a number is shown; without it, the column holds text. */
   show?: (value: number) => string;
-  /** Texts so short that they stay on one line. */
+  /** Its words are never broken. */
   brief?: boolean;
 }
 export interface Table {

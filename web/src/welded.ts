@@ -33,7 +33,7 @@ export function weldedSection(page: Page): Section | null {
   };
 }
 
-const BRIEF = new Set(["outcome", "speed over eager", "interval"]);
+const BRIEF = new Set(["outcome", "served by", "speed over eager", "interval"]);
 
 /** Blocks with one outcome whose paths differ in numbers alone are one row: `layers.*.mlp`. */
 function alike(blocks: BlockRow[]): [string, BlockRow][] {
@@ -49,11 +49,11 @@ function alike(blocks: BlockRow[]): [string, BlockRow][] {
   });
 }
 
-/** "cpu packed" stays on one line; a list of ways breaks between them. */
-function unbroken(serves: string): string {
-  return serves
+/** "cpu packed" and "1.1 to 1.2" stay on one line; a list of ways breaks between them. */
+function unbroken(text: string): string {
+  return text
     .split(", ")
-    .map((way) => way.replaceAll(" ", "\u00a0"))
+    .map((part) => part.replaceAll(" ", "\u00a0"))
     .join(", ");
 }
 
@@ -68,7 +68,7 @@ function blockTable(blocks: BlockRow[]): Child[] {
       block.outcome,
       unbroken(block.serves),
       ratio(block.speedup),
-      interval(block.interval),
+      unbroken(interval(block.interval)),
       block.reason || reason(block.speedup),
     ]),
   };

@@ -179,3 +179,14 @@ def test_the_environment_and_the_command_are_there(name: str, opened: Opener) ->
     rows = page.ask(ROWS, "#environment table")
     assert rows == [[what, " ".join(value.split())] for what, value in page.page.environment]
     assert page.texts("#environment pre") == [" ".join(page.page.command.split())]
+
+
+def test_copied_figures_are_in_full(opened: Opener) -> None:
+    page = opened("made")
+    tools = page.one("#samples-plot + .tools")
+    tools.locator("summary").click()
+    head, *rows = page.copied(tools.get_by_role("button", name="Copy as TSV"))
+    strips = page.page.strips
+    wanted = [value for one in strips for value in (*one.ratios, *one.control)]
+    shown = [row[head.index("ratio")] for row in rows]
+    assert [float(text) for text in shown] == pytest.approx(wanted, rel=0, abs=0, nan_ok=True)
