@@ -9,7 +9,7 @@ from tests.support.bench_samples import FakeCompare
 
 from torchweld.cli.main import run
 from torchweld.pages.page_reading import read_page
-from torchweld.pages.page_records import Page
+from torchweld.pages.page_records import Curve, CurvePlot, HistoryPlot, Page
 from torchweld.pages.page_sections import SECTIONS, device_lanes, sections_of
 from torchweld.plans import choice_timing, whole_model
 
@@ -66,3 +66,10 @@ def test_the_report_of_an_a100_has_its_streams(tmp_path: Path) -> None:
 
 def test_a_page_of_nothing_has_its_verdict() -> None:
     assert sections_of(Page(title="a", verdict="nothing.")) == ("verdict",)
+
+
+def test_plots_without_points_make_no_section() -> None:
+    curves = (CurvePlot(title="a", source="bench", curves=(Curve(name="cpu packed", points=()),)),)
+    history = (HistoryPlot(title="a", points=()),)
+    page = Page(title="a", verdict="nothing.", curves=curves, history=history)
+    assert sections_of(page) == ("verdict",)

@@ -33,7 +33,7 @@ export function totalOf(split: Split): number {
   return PARTS.reduce((sum, part) => sum + (split[part.key] ?? 0), 0);
 }
 
-/** Without a negative part: if more was explained than passed, all parts are cut in proportion. */
+/** Without a negative part: if they add up to more than the step, each is scaled down. */
 export function netted(split: Split): number[] {
   const parts = PARTS.map((part) => split[part.key] ?? 0);
   const rest = parts[parts.length - 1];

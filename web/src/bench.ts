@@ -9,7 +9,7 @@ import { legendOf } from "./flame_section";
 import { fitted } from "./flame_view";
 import { count, interval, ratio, reason, sentences } from "./number_text";
 import { finite, type CrossoverMap, type CurvePlot, type MapCell, type Page } from "./page_data";
-import { figureOf, type Section, type Table } from "./plot";
+import { exactInterval, exactRatio, figureOf, type Section, type Table } from "./plot";
 import { ends, speedFrame, speedScale } from "./speed_plot";
 import { withTooltips } from "./tooltip";
 
@@ -108,7 +108,7 @@ function mapTable(map: CrossoverMap): Table {
       map.rows[cell.row],
       map.columns[cell.column],
       cell.best,
-      ratio(cell.speedup),
+      exactRatio(cell.speedup),
       reason(cell.speedup),
     ]),
   };
@@ -142,8 +142,8 @@ function curvesOf(plot: CurvePlot, number: number): HTMLElement {
       curve.points.map((point) => [
         curve.name,
         point.x,
-        ratio(point.speedup),
-        interval(point.interval),
+        exactRatio(point.speedup),
+        exactInterval(point.interval),
         point.verdict,
         reason(point.speedup),
       ]),

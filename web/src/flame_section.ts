@@ -3,7 +3,16 @@
 import { html } from "./dom";
 import { BANDS, diffFrames, flameFrames } from "./flame_frames";
 import { FlameView } from "./flame_view";
-import { FRAME_KINDS, type Flame, type FlameDiff, type Page, type PageSide } from "./page_data";
+import {
+  FRAME_KINDS,
+  isMissing,
+  isWholeTrace,
+  stepsOf,
+  type Flame,
+  type FlameDiff,
+  type Page,
+  type PageSide,
+} from "./page_data";
 import { capital, count, duration, sentences } from "./number_text";
 import { figureOf, type Section, type Table } from "./plot";
 import { tabs, type Tab } from "./tabs";
@@ -68,7 +77,7 @@ function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
     const merged = flame.merged ?? 0;
     return figureOf({
       id: `${id}-plot`,
-      title: `Step of ${duration(flame.total_us)}${name ? `, ${name}` : ""}`,
+      title: titleOf(side, flame, name),
       unit: "width: time",
       body: [legend, view.element],
       table,
@@ -82,6 +91,18 @@ function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
     });
   };
   return { id, name: capital(name), make };
+}
+
+/** Frames of several threads, or of a device, do not add up to the step. */
+function titleOf(side: PageSide, flame: Flame, name: string): string {
+  const total = duration(flame.total_us);
+  if (flame === side.device_flame) return `${total} of kernels, ${name}`;
+  const step = isMissing(side.step_us) ? 0 : side.step_us;
+  const isStep = Math.abs(flame.total_us - step) <= 0.001 * step;
+  const whose = side.name ? `, ${side.name}` : "";
+  if (!isStep || isWholeTrace(side)) return `${total} of host threads${whose}`;
+  const steps = stepsOf(side);
+  return `${steps > 1 ? `${steps} steps` : "Step"} of ${total}${whose || ", host"}`;
 }
 
 const KINDS = ["module", "op", "kernel", "phase, such as backward", "the rest"];

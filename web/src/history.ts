@@ -6,7 +6,7 @@ import { blank, bottomAxis, type Area } from "./axes";
 import { drawnToFit, html, svg } from "./dom";
 import { interval, ratio, reason } from "./number_text";
 import { finite, type HistoryPlot, type HistoryPoint, type Page } from "./page_data";
-import { figureOf, type Section, type Table } from "./plot";
+import { exactInterval, exactRatio, figureOf, type Section, type Table } from "./plot";
 import { ends, speedFrame, speedScale } from "./speed_plot";
 import { withTooltips } from "./tooltip";
 
@@ -41,8 +41,8 @@ function historyOf(plot: HistoryPlot, number: number): HTMLElement {
       point.kind,
       point.created,
       point.commit,
-      ratio(point.speedup),
-      interval(point.interval),
+      exactRatio(point.speedup),
+      exactInterval(point.interval),
       point.verdict,
       reason(point.speedup),
     ]),

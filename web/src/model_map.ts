@@ -10,7 +10,7 @@ import { dotting, hatching } from "./hatching";
 import { fateClass, FATES } from "./module_tree";
 import { change, duration, flops, measured, reason, share } from "./number_text";
 import { isMissing, type Fate, type ModuleRow, type PageSide } from "./page_data";
-import { figureOf, type Table } from "./plot";
+import { exactShare, figureOf, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
 
 const HEAD = 18;
@@ -106,9 +106,9 @@ function mapTable(rows: ModuleRow[]): Table {
     rows: rows.map((row) => [
       row.path || "the model",
       row.kind,
-      measured(row.time_us, (us) => share(us, most)),
+      isMissing(row.time_us) ? "not measured" : exactShare(row.time_us, most),
       row.flops,
-      share(row.flops, flopsOfAll),
+      exactShare(row.flops, flopsOfAll),
       FATES[row.fate ?? ""],
       row.why ?? "",
     ]),

@@ -34,7 +34,10 @@ export class ModuleTable {
   private lines: Line[] = [];
   private cursor: TreeNode;
 
-  constructor(private readonly root: TreeNode) {
+  constructor(
+    private readonly root: TreeNode,
+    private readonly onDevice: boolean,
+  ) {
     this.cursor = root;
     this.compared = root.before.length > 0;
     this.timed = !isMissing(nowOf(root));
@@ -102,14 +105,29 @@ export class ModuleTable {
       });
     if (this.judged) text("fate", "what became of it, and why", fateOf, "fate");
     if (this.timed && this.compared) {
-      time("before", "time in all calls of a step, before", wasOf);
+      // Before, what lies inside a welded block had a time of its own.
+      found.push({
+        name: "before",
+        title: "time in all calls of a step, before",
+        style: "number",
+        cell: (node) => timeCell(node.before.length > 0 ? wasOf(node) : null),
+      });
       time("after", "time in all calls of a step, after", nowOf);
       figure("change", "after compared with before", changeOf);
     } else if (this.timed) time("time", "time in all calls of a step", nowOf);
     if (this.timed) {
       text("share", "of the step", (node) => this.shareOf(node), "number share");
-      time("forward", "time in forward", (node) => sum(node.rows, (row) => row.forward_us));
-      time("backward", "time in backward", (node) => sum(node.rows, (row) => row.backward_us));
+      const [host, where] = this.onDevice
+        ? ["host ", ", on the host; other times are the device’s"]
+        : ["", ""];
+      time(`${host}forward`, `time in forward${where}`, (node) =>
+        sum(node.rows, (row) => row.forward_us),
+      );
+      if (this.all().some((node) => node.rows.some((row) => row.backward_us !== 0))) {
+        time(`${host}backward`, `time in backward${where}`, (node) =>
+          sum(node.rows, (row) => row.backward_us),
+        );
+      }
     }
     const counted = (name: string, title: string, of: (row: ModuleRow) => number, show = count) =>
       figure(name, title, (node) => show(node.rows.reduce((total, row) => total + of(row), 0)));
@@ -321,7 +339,7 @@ function plain(cell: string | number | NotMeasured): string {
   return isMissing(cell) ? `not measured: ${cell.not_measured}` : String(cell);
 }
 
-function timeCell(value: number | NotMeasured): HTMLElement {
+function timeCell(value: number | NotMeasured | null): HTMLElement {
   return html("td", { class: "number", title: reason(value) }, measured(value, duration));
 }
 
@@ -338,6 +356,7 @@ function wasOf(node: TreeNode): number | NotMeasured {
 }
 
 function changeOf(node: TreeNode): string {
+  if (isPart(node)) return "–";
   const [was, now] = [wasOf(node), nowOf(node)];
   return isMissing(was) || isMissing(now) ? "–" : change(was, now);
 }
@@ -361,13 +380,27 @@ function bar(part: number, whole: number): Element {
 
 function fateOf(node: TreeNode): Child[] {
   const fates = new Set(node.rows.map((row) => row.fate ?? ""));
-  if (fates.size > 1) return ["several"];
   const [fate] = fates;
-  if (fate === "") return [];
+  if (fates.size > 1 || fate === "") return [fatesInside(node)];
   const why = whyOf(node.rows);
   return [
     html("span", { class: `swatch ${fateClass(fate)}`, "aria-hidden": "true" }),
     html("span", {}, FATES[fate]),
     why !== "" && html("span", { class: "why" }, ` ${why}`),
   ];
+}
+
+/** What became of the modules inside: "6 welded, 6 left". */
+function fatesInside(node: TreeNode): string {
+  const counts = { welded: 0, left: 0, "not measured": 0 };
+  const add = (one: TreeNode) => {
+    const fate = one.rows.length === 1 ? (one.rows[0].fate ?? "") : "";
+    if (fate !== "" && fate !== "part") counts[fate] += 1;
+    one.inside.forEach(add);
+  };
+  node.inside.forEach(add);
+  return Object.entries(counts)
+    .filter(([, number]) => number > 0)
+    .map(([fate, number]) => `${number} ${fate}`)
+    .join(", ");
 }

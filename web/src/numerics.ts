@@ -7,7 +7,7 @@ import { drawnToFit, html, svg } from "./dom";
 import { fitted } from "./flame_view";
 import { figure, measured, reason, small } from "./number_text";
 import { finite, type ErrorRow, type Page } from "./page_data";
-import { figureOf, type Section, type Table } from "./plot";
+import { exact, figureOf, type Section, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
 
 const ROW = 20;
@@ -99,9 +99,9 @@ function tableOfErrors(errors: ErrorRow[]): Table {
     rows: errors.map((row) => [
       row.block,
       row.tensor,
-      measured(row.eager, small),
-      measured(row.fused, small),
-      measured(row.of_allowed, figure),
+      exact(row.eager, small),
+      exact(row.fused, small),
+      exact(row.of_allowed, figure),
       row.ok ? "yes" : "no",
       reason(row.of_allowed) || reason(row.fused) || reason(row.eager),
     ]),

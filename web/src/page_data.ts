@@ -266,3 +266,13 @@ export function isMissing(value: unknown): value is NotMeasured {
 export function finite(value: Measured | NotMeasured | null | undefined): number | null {
   return typeof value === "number" ? value : null;
 }
+
+/** Steps that the times of a side cover. */
+export function stepsOf(side: PageSide): number {
+  return Math.max(1, side.about.steps ?? 1);
+}
+
+/** Whether nothing tells where a step begins, so that times are those of everything recorded. */
+export function isWholeTrace({ about }: PageSide): boolean {
+  return about.source === "trace" && (about.step_starts_us ?? []).length === 0;
+}

@@ -1,13 +1,22 @@
 /** What every plot has: a title, its numbers as a table to copy, and itself as an SVG file. */
 
 import { button, html, freshId, type Child } from "./dom";
+import { interval, measured, ratio, share } from "./number_text";
+import { isMissing, type Interval, type Measured, type NotMeasured } from "./page_data";
 import { standalone } from "./svg_file";
 
-export type Cell = string | number;
+/** A text for people, and the figure in full for a spreadsheet. */
+export interface Exact {
+  shown: string;
+  copied: string;
+}
+export type Cell = string | number | Exact;
 export interface Column {
   name: string;
   /** How a number is shown; without it, the column holds text. */
   show?: (value: number) => string;
+  /** Its words are never broken. */
+  brief?: boolean;
 }
 export interface Table {
   columns: Column[];
@@ -102,18 +111,52 @@ export function tableOf(table: Table): HTMLTableElement {
   const rows = table.rows.slice(0, MOST_ROWS).map((row) => {
     const cells = row.map((cell, i) => {
       const show = table.columns[i].show;
-      const text = typeof cell === "number" && show !== undefined ? show(cell) : String(cell);
-      return html("td", { class: number[i] && "number" }, text);
+      const text = typeof cell === "number" && show !== undefined ? show(cell) : shownOf(cell);
+      const style = number[i] ? "number" : table.columns[i].brief === true && "brief";
+      return html("td", { class: style }, text);
     });
     return html("tr", {}, ...cells);
   });
   return html("table", {}, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...rows));
 }
 
+function shownOf(cell: Cell): string {
+  return typeof cell === "object" ? cell.shown : String(cell);
+}
+
+function copiedOf(cell: Cell): string {
+  return typeof cell === "object" ? cell.copied : String(cell);
+}
+
+type Figure = Measured | NotMeasured | null | undefined;
+
+/** A figure as `format` shows it; copied in full. */
+export function exact(value: Figure, format: (value: number) => string): Exact {
+  return { shown: measured(value, format), copied: copiedFigure(value) };
+}
+
+export function exactRatio(value: Figure): Exact {
+  return { shown: ratio(value), copied: copiedFigure(value) };
+}
+
+export function exactInterval(value: Interval | null | undefined): Exact {
+  return { shown: interval(value), copied: (value ?? []).map(copiedFigure).join(" to ") };
+}
+
+/** A part of a whole: shown in per cent, copied as a fraction. */
+export function exactShare(part: number, whole: number): Exact {
+  return { shown: share(part, whole), copied: whole === 0 ? "" : String(part / whole) };
+}
+
+function copiedFigure(value: Figure): string {
+  if (value === null || value === undefined) return "";
+  return isMissing(value) ? "not measured" : String(value);
+}
+
 /** Numbers in full, so that a spreadsheet can use them; no cell breaks out of its place. */
 function tsvOf(table: Table): string {
   const line = (cells: Cell[]) =>
-    cells.map((cell) => String(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t");
+    cells.map((cell) => copiedOf(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t");
   return [table.columns.map((column) => column.name), ...table.rows].map(line).join("\n") + "\n";
 }
 

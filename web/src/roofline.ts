@@ -5,19 +5,9 @@ import { scaleLog } from "d3-scale";
 import { blank, bottomAxis, leftAxis, logTicks, tickText, type Area } from "./axes";
 import { drawnToFit, html, svg } from "./dom";
 import { fitted } from "./flame_view";
-import {
-  bytes,
-  count,
-  duration,
-  figure,
-  flops,
-  measured,
-  rate,
-  sentences,
-  share,
-} from "./number_text";
+import { bytes, count, duration, figure, flops, rate, sentences, share } from "./number_text";
 import type { Page, Roof, RoofPoint, PageSide } from "./page_data";
-import { figureOf, type Section, type Table } from "./plot";
+import { exact, figureOf, type Exact, type Section, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
 
 interface Dot {
@@ -106,6 +96,11 @@ function lines(dot: Dot): string[] {
   ];
 }
 
+/** Of memory, which has no GFLOP/s. */
+function exactRate(gbps: number | null | undefined): Exact {
+  return { shown: `${figure(gbps ?? NaN)} GB/s`, copied: `${gbps ?? ""} GB/s` };
+}
+
 function tableOfPoints(sides: PageSide[], roofs: Roof[]): Table {
   const rows = sides.flatMap((side) =>
     (side.points ?? []).map((point) => [
@@ -117,8 +112,8 @@ function tableOfPoints(sides: PageSide[], roofs: Roof[]): Table {
       point.time_us,
       point.flops,
       point.moved_bytes,
-      point.time_us > 0 ? figure(point.flops / point.time_us / 1e3) : "–",
-      measured(point.of_roofline, (part) => share(part, 1)),
+      point.time_us > 0 ? point.flops / point.time_us / 1e3 : "–",
+      exact(point.of_roofline, (part) => share(part, 1)),
       point.bound,
     ]),
   );
@@ -131,7 +126,7 @@ function tableOfPoints(sides: PageSide[], roofs: Roof[]): Table {
     "",
     "",
     "",
-    roof.gflops ? figure(roof.gflops) : `${figure(roof.gbps ?? NaN)} GB/s`,
+    roof.gflops ?? exactRate(roof.gbps),
     "",
     "",
   ]);
@@ -145,7 +140,7 @@ function tableOfPoints(sides: PageSide[], roofs: Roof[]): Table {
       { name: "time, µs", show: duration },
       { name: "FLOPs", show: flops },
       { name: "bytes", show: bytes },
-      { name: "GFLOP/s" },
+      { name: "GFLOP/s", show: figure },
       { name: "of roofline" },
       { name: "bound" },
     ],

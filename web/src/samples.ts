@@ -5,9 +5,9 @@ import { scaleLinear } from "d3-scale";
 import { blank, bottomAxis, tickText, type Area } from "./axes";
 import { drawnToFit, html, svg } from "./dom";
 import { fitted } from "./flame_view";
-import { figure, interval, measured, ratio, reason } from "./number_text";
+import { figure, interval, ratio, reason } from "./number_text";
 import { finite, type Page, type Strip } from "./page_data";
-import { figureOf, type Section, type Table } from "./plot";
+import { exact, exactInterval, exactRatio, figureOf, type Section, type Table } from "./plot";
 import { ends } from "./speed_plot";
 import { withTooltips } from "./tooltip";
 
@@ -66,9 +66,10 @@ function tableOfSamples(strips: Strip[]): Table {
       name,
     })),
     rows: strips.flatMap((strip) => {
-      const head = [strip.name, ratio(strip.speedup), interval(strip.interval), strip.verdict];
+      const figures = [exactRatio(strip.speedup), exactInterval(strip.interval)];
+      const head = [strip.name, ...figures, strip.verdict];
       const of = (what: string, values: Strip["ratios"]) =>
-        values.map((value) => [...head, what, measured(value, figure)]);
+        values.map((value) => [...head, what, exact(value, figure)]);
       return [...of("round", strip.ratios), ...of("itself", strip.control)];
     }),
   };

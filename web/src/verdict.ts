@@ -14,12 +14,21 @@ import {
   sentences,
   share,
 } from "./number_text";
-import { isMissing, type Page, type PageSide, type Split } from "./page_data";
-import { figureOf, type Table } from "./plot";
+import {
+  isMissing,
+  isWholeTrace,
+  stepsOf,
+  type Page,
+  type PageSide,
+  type Split,
+} from "./page_data";
+import { exactShare, figureOf, type Exact, type Table } from "./plot";
 
 const BAR = 46;
 const HEAD = 22;
 const BELOW = 14;
+/** A sentence with more characters is set smaller. */
+const LONG = 120;
 
 interface Bar {
   side: PageSide;
@@ -30,6 +39,7 @@ interface Bar {
 export function fillVerdict(section: Element, page: Page): void {
   const sides = page.sides ?? [];
   const doubts = page.not_comparable ?? [];
+  if (page.verdict.length > LONG) section.classList.add("long");
   if (sides.length > 0) section.append(keyFigures(sides));
   for (const why of reasonsOf(sides, doubts)) section.append(html("p", { class: "doubt" }, why));
   const bars = sides.flatMap((side): Bar[] => {
@@ -38,11 +48,20 @@ export function fillVerdict(section: Element, page: Page): void {
     return [{ side, parts, total: parts.reduce((a, b) => a + b, 0) }];
   });
   if (bars.length > 0) section.append(accountPlot(bars));
-  const notes = new Set([...(page.notes ?? []), ...sides.flatMap((side) => side.notices ?? [])]);
-  if (notes.size > 0) {
-    const items = [...notes].map((note) => html("li", {}, sentences([note])));
-    section.append(html("ul", { class: "notes" }, ...items));
+  const notes = new Set(page.notes ?? []);
+  const notices = new Set(sides.flatMap((side) => side.notices ?? []));
+  notes.forEach((note) => notices.delete(note));
+  if (notes.size > 0) section.append(noteList(notes));
+  if (notices.size > 0) {
+    const many = notices.size > 1 ? `${notices.size} notes` : "A note";
+    const summary = html("summary", {}, `${many} on how it was measured`);
+    section.append(html("details", { class: "notices" }, summary, noteList(notices)));
   }
+}
+
+function noteList(notes: Set<string>): HTMLElement {
+  const items = [...notes].map((note) => html("li", {}, sentences([note])));
+  return html("ul", { class: "notes" }, ...items);
 }
 
 /** Why figures are missing or cannot be compared, each reason once. */
@@ -67,17 +86,36 @@ function keyFigures(sides: PageSide[]): HTMLElement {
     list.append(html("div", {}, html("dt", {}, name), html("dd", {}, value)));
   };
   for (const side of sides) {
-    const step = side.about.training === true ? "Training step" : "Step";
-    add(`${step}${side.name ? `, ${side.name}` : ""}`, measured(side.step_us, duration));
+    const steps = stepsOf(side);
+    const name = `${stepName(side)}${side.name ? `, ${side.name}` : ""}`;
+    add(
+      steps > 1 ? `${name}, mean of ${steps}` : name,
+      measured(side.step_us, (us) => duration(us / steps)),
+    );
   }
   const last = sides[sides.length - 1];
-  add(
-    "Explained",
-    measured(last.explained, (part) => share(part, 1)),
-  );
+  // It counts what is explained down to modules, so without modules it says nothing.
+  if (last.modules.some((row) => row.path !== "" && row.kind !== "Optimizer")) {
+    add(
+      "Explained",
+      measured(last.explained, (part) => share(part, 1)),
+    );
+  }
   const faults = last.faults_per_step;
   if (faults !== null && faults !== undefined) add("Page faults per step", measured(faults, count));
   return list;
+}
+
+function stepName(side: PageSide): string {
+  if (isWholeTrace(side)) return "Recorded";
+  return side.about.training === true ? "Training step" : "Step";
+}
+
+/** What the bar covers: on a device not the steps, but the time between its kernels. */
+function coverOf(side: PageSide): string {
+  if (side.device_flame) return "from the first kernel to the last";
+  if (isWholeTrace(side)) return "all that was recorded";
+  return stepsOf(side) > 1 ? `${stepsOf(side)} steps` : "one step";
 }
 
 function accountPlot(bars: Bar[]): HTMLElement {
@@ -95,22 +133,26 @@ function accountPlot(bars: Bar[]): HTMLElement {
     ],
     rows: PARTS.map((part, i) => [
       part.name,
-      ...bars.flatMap((bar) => [bar.parts[i], share(bar.parts[i], bar.total)]),
-      ...(bars.length === 2 ? [change(bars[0].parts[i], bars[1].parts[i])] : []),
+      ...bars.flatMap((bar) => [bar.parts[i], exactShare(bar.parts[i], bar.total)]),
+      ...(bars.length === 2 ? [exactChange(bars[0].parts[i], bars[1].parts[i])] : []),
       part.what,
     ]),
   });
   return figureOf({
     id: "account",
     title: bars.length > 1 ? "Where the time went, before and after" : "Where the time goes",
-    unit: "one step",
+    unit: [...new Set(bars.map((bar) => coverOf(bar.side)))].join(" → "),
     body: [holder, accountLegend(bars)],
     table,
     drawing: () => holder.querySelector("svg"),
     note: bars.some((bar) => ((bar.side.account as Split).unexplained_us ?? 0) < 0)
-      ? "More was explained than passed, so all parts are cut in proportion."
+      ? "The parts added up to more than the step, so each was scaled down."
       : undefined,
   });
+}
+
+function exactChange(before: number, after: number): Exact {
+  return { ...exactShare(after - before, before), shown: change(before, after) };
 }
 
 /** Each part with its time on every side: the bar's labels, for parts too narrow to have one. */

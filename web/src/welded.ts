@@ -17,7 +17,7 @@ export function weldedSection(page: Page): Section | null {
   const welded = blocks.length > 0 || fates.has("welded") || fates.has("left");
   const content: Child[] = [];
   if (tree !== null) {
-    const table = new ModuleTable(tree);
+    const table = new ModuleTable(tree, Boolean(sides.at(-1)?.device_flame));
     content.push(
       modelMap(sides, (path) => table.reveal(path)),
       welded && html("h3", {}, "Modules"),
@@ -33,18 +33,42 @@ export function weldedSection(page: Page): Section | null {
   };
 }
 
+const BRIEF = new Set(["outcome", "served by", "speed over eager", "interval"]);
+
+/** Blocks with one outcome whose paths differ in numbers alone are one row: `layers.*.mlp`. */
+function alike(blocks: BlockRow[]): [string, BlockRow][] {
+  const groups = new Map<string, BlockRow[]>();
+  for (const block of blocks) {
+    const name = block.path.replaceAll(/(^|\.)\d+(?=\.|$)/g, "$1*");
+    groups.set(name, [...(groups.get(name) ?? []), block]);
+  }
+  return [...groups].flatMap(([name, group]): [string, BlockRow][] => {
+    const outcomes = new Set(group.map((block) => JSON.stringify({ ...block, path: "" })));
+    if (group.length > 1 && outcomes.size === 1) return [[name, group[0]]];
+    return group.map((block) => [block.path, block]);
+  });
+}
+
+/** "cpu packed" and "1.1 to 1.2" stay on one line; a list of ways breaks between them. */
+function unbroken(text: string): string {
+  return text
+    .split(", ")
+    .map((part) => part.replaceAll(" ", "\u00a0"))
+    .join(", ");
+}
+
 function blockTable(blocks: BlockRow[]): Child[] {
   const table: Table = {
     columns: ["block", "what", "outcome", "served by", "speed over eager", "interval", "why"].map(
-      (name) => ({ name }),
+      (name) => ({ name, brief: BRIEF.has(name) }),
     ),
-    rows: blocks.map((block) => [
-      block.path,
+    rows: alike(blocks).map(([path, block]) => [
+      path,
       block.what,
       block.outcome,
-      block.serves,
+      unbroken(block.serves),
       ratio(block.speedup),
-      interval(block.interval),
+      unbroken(interval(block.interval)),
       block.reason || reason(block.speedup),
     ]),
   };

@@ -23,7 +23,7 @@ def of_about(about: About) -> Rows:
         ("threads", str(about.threads) if about.threads else ""),
         ("torch", about.torch),
         ("machine", about.fingerprint),
-        ("load", about.load),
+        ("load", _load(about.load)),
     )
 
 
@@ -48,7 +48,7 @@ def of_plan(plan: Plan) -> Rows:
         ("model", plan.model),
         ("mode", "training" if plan.training else "inference"),
         *(made or (("torch", plan.torch), ("machine", plan.fingerprint))),
-        ("load", plan.busy),
+        ("load", _load(plan.busy)),
     )
 
 
@@ -67,6 +67,11 @@ def of_bench(bench: Bench) -> Rows:
         ("seed", str(bench.seed)),
         ("cores that others used", str(busy) if isinstance(busy, NotMeasured) else f"{busy:.1f}"),
     )
+
+
+def _load(words: str) -> str:
+    """The figure of `load_words` alone: what it means need not be said of each measurement."""
+    return words.split(". ")[0].removeprefix("This machine is busy: ").rstrip(".")
 
 
 def _told(*rows: tuple[str, str]) -> Rows:

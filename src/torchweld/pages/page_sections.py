@@ -17,8 +17,8 @@ _RULES: dict[str, Callable[[Page], bool]] = {
     "timeline": lambda page: _any(page, lambda side: side.timeline is not None),
     "roofline": lambda page: _any(page, lambda side: bool(side.points)),
     "memory": lambda page: _any(page, lambda side: side.memory is not None),
-    "bench": lambda page: bool(page.maps or page.curves),
-    "history": lambda page: bool(page.history),
+    "bench": lambda page: bool(page.maps) or _has_curve(page),
+    "history": lambda page: any(plot.points for plot in page.history),
     "numerics": lambda page: bool(page.errors),
     "samples": lambda page: bool(page.strips),
     "environment": lambda page: bool(page.environment or page.command),
@@ -39,6 +39,10 @@ def device_lanes(page: Page) -> tuple[str, ...]:
 
 def _any(page: Page, has: Callable[[PageSide], bool]) -> bool:
     return any(map(has, page.sides))
+
+
+def _has_curve(page: Page) -> bool:
+    return any(curve.points for plot in page.curves for curve in plot.curves)
 
 
 def _has_flame(side: PageSide) -> bool:
