@@ -159,13 +159,13 @@ def test_callers_call_at_the_same_time_and_are_ended() -> None:
     assert 20 < slow <= 200
     before = threading.active_count()
     team.end()
-    assert threading.active_count() == before - 2
+    assert threading.active_count() <= before - 2  # one of an earlier test may end too
 
 
 def test_callers_that_cannot_all_be_started_are_ended_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, real = threading.active_count(), threading.Thread.start
+    real = threading.Thread.start
     started: list[threading.Thread] = []
 
     def start(thread: threading.Thread) -> None:
@@ -178,7 +178,7 @@ def test_callers_that_cannot_all_be_started_are_ended_and_it_is_said(
     with pytest.raises(TorchweldError, match=r"3 of 5 callers could be started .*; give fewer"):
         Callers(5)
     assert len(started) == 3
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_one_team_serves_a_process_until_it_is_dismissed() -> None:
