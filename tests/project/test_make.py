@@ -103,7 +103,7 @@ def test_the_tests_are_set_up_quietly_with_a_real_model(tmp_path: Path) -> None:
         "installing torch 2.13.0 … N s",
         "building the kernels, installing the tools … N s",
         "installing the weights of all-MiniLM-L6-v2 … N s",
-        "tests of -m pytest -q",
+        "tests of -m pytest -q -n 2 --dist loadfile",
     ]
 
 
