@@ -287,13 +287,24 @@ bool casts_in_pool(const Tensor& x, TensorList params) {
   return x.is_cpu() && needs_gradient(x, params) && !needs_composition(x, params) &&
          std::all_of(params.begin(), params.end(), castable) && few_rows(x, params);
 }
+// Only those that need a gradient go through the node: all of its results would ask for one.
+std::vector<Tensor> cast_params(TensorList params, at::ScalarType dtype) {
+  std::vector<Tensor> trained, copies;
+  for (const Tensor& p : params)
+    if (p.requires_grad()) trained.push_back(p);
+  if (!trained.empty()) trained = CastFunction::apply(TensorList(trained), dtype);
+  size_t next = 0;
+  for (const Tensor& p : params)
+    copies.push_back(p.requires_grad() ? trained[next++] : cast_in_pool(p, dtype));
+  return copies;
+}
 Tensor chain_training_autocast(const Tensor& x, TensorList params, std::string_view spec,
                                std::optional<bool> recompute) {
   if (!casts_in_pool(x, params)) return autocast(chain_training_op(), x, params, spec, recompute);
   c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKeySet(c10::DispatchKey::AutocastCPU));
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
   return chain_training_op().call(at::autocast::cached_cast(dtype, x, at::kCPU),
-                                  CastFunction::apply(params, dtype), spec, recompute);
+                                  cast_params(params, dtype), spec, recompute);
 }
 std::vector<Tensor> group_autocast(const Tensor& x, TensorList params, std::string_view spec) {
   return autocast(group_op(), x, params, spec);

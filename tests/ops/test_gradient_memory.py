@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.support.helpers import ISAS, last_run
 from torch import nn
 
 import torchweld as tw
@@ -179,3 +180,20 @@ def test_an_edit_between_the_passes_gives_eager_s_gradients() -> None:
     for p, grad in zip(mlp.parameters(), wanted, strict=True):
         assert p.grad is not None
         assert torch.equal(p.grad, grad)
+
+
+@pytest.mark.skipif(not ISAS, reason="no compiled kernels on this machine")
+@pytest.mark.parametrize("trained", ["up.bias", "down.weight", "none"])
+def test_autocast_computes_no_gradient_of_what_is_frozen(trained: str) -> None:
+    mlp = tw.FusedMLP(SIZES).train()
+    for name, parameter in mlp.named_parameters():
+        parameter.requires_grad_(name == trained)
+    x = torch.randn(4, SIZES[0], requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.float16):  # by our kernels everywhere, which count
+        y = mlp(x)
+    y.sum().backward()
+    # The gradient goes through both layers to x; a weight takes one product more.
+    assert last_run()["products"] == 2 + (trained == "down.weight")
+    assert [n for n, p in mlp.named_parameters() if p.grad is not None] == (
+        [] if trained == "none" else [trained]
+    )
