@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.support.bench_samples import FakeCompare
 from tests.support.helpers import ISAS
+from tests.support.module_zoo import Conv1D
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
@@ -24,11 +25,12 @@ from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
+from torchweld.numerics.numerical_rule import check_block
 from torchweld.ops import backends
 from torchweld.ops.backends import Abilities, BackendMode, Form, reference_backend
 from torchweld.ops.backends.backend import check_build
 from torchweld.ops.backends.cpu_backend import NaturalRunner
-from torchweld.plans import choice_timing, whole_model
+from torchweld.plans import choice_timing, choice_verifying, whole_model
 from torchweld.plans.alike_blocks import alike_blocks
 from torchweld.plans.choice_timing import Timed, none_timed, with_saved_bytes
 from torchweld.plans.choice_verifying import verify_choice
@@ -94,6 +96,44 @@ def test_wrong_dropout_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
         return dropout(reference_backend.chain(x, self._tensors, parse_spec(block.form)), 0.3)
 
     monkeypatch.setattr(NaturalRunner, "__call__", late)
+    found = verify_choice(model, block, block.calls[0], SAVES, training=True)
+    assert (found.verified, found.verdict) == (False, "wrong")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_wide_head_is_verified_on_some_of_its_columns(
+    transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[Sequence[int]] = []
+
+    def looked_at(
+        candidate: Any, x: Tensor, tensors: Sequence[Tensor], *rest: Any, **by: Any
+    ) -> Any:
+        judged.append([t.numel() for t in tensors])
+        return check_block(candidate, x, tensors, *rest, **by)
+
+    monkeypatch.setattr(choice_verifying, "check_block", looked_at)
+    model = nn.Sequential(Conv1D(K, 9001) if transposed else nn.Linear(K, 9001)).train()
+    (block,) = tw.find(model, X, training=True)
+    found = verify_choice(model, block, block.calls[0], SAVES, training=True)
+    assert found.verified
+    assert {error.tensor for error in found.errors} == {"output", "grad x", "grad 0", "grad 1"}
+    assert judged == [[3001 * K, 3001]]
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_wrong_gradient_of_a_wide_head_is_noticed(
+    wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(K, 9001)).train()
+    (block,) = tw.find(model, X, training=True)
+
+    def off(self: NaturalRunner, x: Tensor) -> Tensor:
+        given = [x, *self._tensors]
+        given[wrong] = given[wrong].detach() + (given[wrong] - given[wrong].detach()) * 1.01
+        return reference_backend.chain(given[0], given[1:], parse_spec(block.form))
+
+    monkeypatch.setattr(NaturalRunner, "__call__", off)
     found = verify_choice(model, block, block.calls[0], SAVES, training=True)
     assert (found.verified, found.verdict) == (False, "wrong")
 

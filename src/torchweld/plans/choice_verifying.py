@@ -49,24 +49,26 @@ def verify_choice(
     if tensors[0].is_meta:
         return unverified(choice, "not measured", "the weights are on meta: no numbers, no times")
     x = input_like(call, rows=max(1, min(call.rows, MOST_VERIFIED_ROWS))).to(device)
-    columns = None if training else _some_columns(forms[-1], block.out_features)
+    columns = _some_columns(forms[-1], block.out_features)
     grads = None
     if training:
         generator = torch.Generator().manual_seed(1)
-        grads = [torch.randn(*x.shape[:-1], block.out_features, generator=generator).to(x)]
+        judged_columns = len(range(block.out_features)[columns])
+        grads = [torch.randn(*x.shape[:-1], judged_columns, generator=generator).to(x)]
 
     copied = 0
 
     def judged(tensors: Sequence[Tensor]) -> dict[str, Judgement]:
         def candidate(x: Tensor, given: Sequence[Tensor]) -> Tensor:
             nonlocal copied
-            runner = backend.build(form, given if training else tensors, choice.mode)
+            whole = _widened(forms, tensors, columns, given) if training else tensors
+            runner = backend.build(form, whole, choice.mode)
             y = runner(x)
             copied = runner.copied_bytes
             assert isinstance(y, Tensor)
-            return y if columns is None else y[..., columns]
+            return y[..., columns]
 
-        few = tensors if columns is None else _narrowed(forms, tensors, columns)
+        few = _narrowed(forms, tensors, columns)
         return check_block(candidate, x, few, forms, grads=grads)
 
     return replace(judged_trial(choice, judged, tensors), copied_bytes=copied)
@@ -122,10 +124,11 @@ def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _some_columns(form: LayerForm, count: int) -> slice | None:
-    """A part of a wide last layer. In float64 a language model's head is as large as the model."""
-    if form.gate != "none" or count <= MOST_VERIFIED_COLUMNS:
-        return None
+def _some_columns(form: LayerForm, count: int) -> slice:
+    """All, or a part of a wide last layer: in float64 a language model's head is as large as the
+    model. The random numbers of a dropout go by all columns, so it needs them all."""
+    if form.gate != "none" or form.dropout > 0 or count <= MOST_VERIFIED_COLUMNS:
+        return slice(None)
     step = -(-count // MOST_VERIFIED_COLUMNS)
     return slice(count - 1 - (count - 1) // step * step, None, step)  # the last one is among them
 
@@ -134,6 +137,37 @@ def _narrowed(
     forms: Sequence[LayerForm], tensors: Sequence[Tensor], columns: slice
 ) -> list[Tensor]:
     """The tensors, with only these columns of the last layer."""
-    *earlier, (form, (weight, *bias)) = split_tensors(forms, tensors)
-    narrow = weight[:, columns] if form.transposed else weight[columns]
-    return [t for _, own in earlier for t in own] + [narrow, *(b[columns] for b in bias)]
+    if columns == slice(None):
+        return list(tensors)
+    earlier, own = _at_last_layer(forms, tensors)
+    return [*earlier, *(t[_columns_of(t, forms[-1], columns)] for t in own)]
+
+
+def _widened(
+    forms: Sequence[LayerForm], tensors: Sequence[Tensor], columns: slice, given: Sequence[Tensor]
+) -> list[Tensor]:
+    """The whole tensors, with what is given in these columns of the last layer.
+
+    Gradients reach what is given. The other columns of the output have a gradient of zero.
+    """
+    if columns == slice(None):
+        return list(given)
+    _, own = _at_last_layer(forms, tensors)
+    earlier, narrow = _at_last_layer(forms, given)
+    wide = [whole.detach().clone() for whole in own]
+    for whole, part in zip(wide, narrow, strict=True):
+        whole[_columns_of(whole, forms[-1], columns)] = part
+    return [*earlier, *wide]
+
+
+def _at_last_layer(
+    forms: Sequence[LayerForm], tensors: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Those of the layers before the last one, and its own."""
+    *earlier, (_, own) = split_tensors(forms, tensors)
+    return [t for _, before in earlier for t in before], list(own)
+
+
+def _columns_of(tensor: Tensor, form: LayerForm, columns: slice) -> tuple[slice, ...]:
+    """Where columns of the output lie in a weight or a bias of its layer."""
+    return (slice(None), columns) if tensor.dim() == 2 and form.transposed else (columns,)
