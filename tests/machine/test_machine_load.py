@@ -30,7 +30,7 @@ def test_this_process_is_not_counted() -> None:
     elapsed_s = now.clock_s - begun.clock_s
     everything = (now.busy_s - begun.busy_s) / elapsed_s
     own = (now.own_s - begun.own_s) / elapsed_s
-    assert own > 0.3
+    assert now.own_s - begun.own_s > 0.1  # it did work, however busy the machine was
     assert others <= everything - own + 0.1
 
 
