@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+# Read when Triton is imported, by whatever imports it first: its kernels run in its interpreter, on
+# CPU tensors (tests/support/interpreted_gpu.py).
+os.environ["TRITON_INTERPRET"] = "1"
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings

@@ -26,6 +26,12 @@ const auto& group_op() {
   static const auto op = op_handle<GroupSignature>("torchweld::group");
   return op;
 }
+using WaySignature = Tensor(const Tensor&, TensorList, std::string_view, std::string_view,
+                            std::optional<bool>);
+const auto& chain_way_op() {
+  static const auto op = op_handle<WaySignature>("torchweld::chain_way");
+  return op;
+}
 const auto& chain_training_op() {
   static const auto op = op_handle<TrainingSignature>("torchweld::chain_training");
   return op;
@@ -111,21 +117,22 @@ struct Kept {
 
 struct ChainFunction : torch::autograd::Function<ChainFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, TensorList params, TensorList masks,
-                        const std::string& spec, bool recompute) {
+                        const std::string& spec, bool recompute, const std::string& way) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const std::vector<Tensor> results =
-        training_ops().chain_saving.call(x, params, masks, spec, !recompute);
+        way_ops(way).saving.call(x, params, masks, spec, !recompute);
     Kept::keep(ctx, x, params, TensorList(results).slice(1), masks, spec);
+    ctx->saved_data["way"] = way;
     return results[0];
   }
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const Kept kept(ctx);
     const c10::List<bool> needed = needed_of(ctx, 1 + kept.params);
-    const size_t inputs = 1 + kept.params + kept.of_masks().size() + 2;  // spec and recompute
-    return spread(
-        training_ops().chain_backward.call(grad[0], kept.x(), kept.of_params(), kept.of_saved(),
-                                           kept.of_masks(), kept.spec, needed),
-        needed, inputs);
+    const size_t inputs = 1 + kept.params + kept.of_masks().size() + 3;  // spec, recompute, way
+    const WayOps& ops = way_ops(ctx->saved_data["way"].toStringRef());
+    return spread(ops.backward.call(grad[0], kept.x(), kept.of_params(), kept.of_saved(),
+                                    kept.of_masks(), kept.spec, needed),
+                  needed, inputs);
   }
 };
 
@@ -168,21 +175,25 @@ Tensor chain_autograd(const Tensor& x, TensorList params, std::string_view spec)
   if (needs_composition(x, params)) return composed_chain(x, params, spec);
   if (needs_gradient(x, params)) {
     spec_without_dropout(spec);
-    return ChainFunction::apply(x, params, TensorList(), std::string(spec), kRecompute);
+    return ChainFunction::apply(x, params, TensorList(), std::string(spec), kRecompute, "chain");
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return chain_op().call(x, params, spec);
 }
-Tensor chain_training_autograd(const Tensor& x, TensorList params, std::string_view text,
-                               std::optional<bool> recompute) {
+Tensor chain_way_autograd(const Tensor& x, TensorList params, std::string_view text,
+                          std::string_view way, std::optional<bool> recompute) {
   if (needs_composition(x, params)) return composed_training(x, params, text);
   const std::vector<Tensor> masks = draw_masks(x, params, spec_of(text));
   if (needs_gradient(x, params))
     return ChainFunction::apply(x, params, TensorList(masks), std::string(text),
-                                recompute.value_or(kRecompute));
+                                recompute.value_or(kRecompute), std::string(way));
   at::AutoDispatchBelowADInplaceOrView guard;
-  if (masks.empty()) return chain_op().call(x, params, text);
-  return training_ops().chain_saving.call(x, params, masks, text, false)[0];
+  if (masks.empty() && way == "chain") return chain_op().call(x, params, text);
+  return way_ops(way).saving.call(x, params, masks, text, false)[0];
+}
+Tensor chain_training_autograd(const Tensor& x, TensorList params, std::string_view text,
+                               std::optional<bool> recompute) {
+  return chain_way_autograd(x, params, text, "chain", recompute);
 }
 // A call that needs a gradient goes to chain, which does not read a packed copy.
 Tensor chain_kept_autograd(const Tensor& x, TensorList params, std::string_view spec,
@@ -212,9 +223,11 @@ const bool* flags_of(const c10::List<bool>& needed, c10::SmallVectorImpl<bool>& 
   for (size_t i = 0; i < needed.size(); ++i) flags.push_back(needed.get(i));
   return flags.data();
 }
-std::vector<Tensor> chain_backward_autograd(const Tensor& grad, const Tensor& x, TensorList params,
-                                            TensorList saved, TensorList masks,
-                                            std::string_view text, c10::List<bool> needed) {
+// The backward of way kWays[number - 1]; 0 is "chain".
+template <size_t number>
+std::vector<Tensor> way_backward_autograd(const Tensor& grad, const Tensor& x, TensorList params,
+                                          TensorList saved, TensorList masks, std::string_view text,
+                                          c10::List<bool> needed) {
   if (differentiates(x, params, grad)) {
     c10::SmallVector<bool, 16> flags;
     const bool* wanted = flags_of(needed, flags);
@@ -222,7 +235,14 @@ std::vector<Tensor> chain_backward_autograd(const Tensor& grad, const Tensor& x,
                        wanted);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
-  return training_ops().chain_backward.call(grad, x, params, saved, masks, text, needed);
+  const WayOps& ops = way_ops(number ? kWays[number - 1] : "chain");
+  return ops.backward.call(grad, x, params, saved, masks, text, needed);
+}
+template <size_t... numbers>
+void register_way_backwards(torch::Library& m, std::index_sequence<numbers...>) {
+  (m.impl((std::string(kWays[numbers]) + "_backward").c_str(),
+          TORCH_FN(way_backward_autograd<numbers + 1>)),
+   ...);
 }
 std::vector<Tensor> group_backward_autograd(TensorList grads, const Tensor& x, TensorList params,
                                             TensorList saved, std::string_view text,
@@ -301,10 +321,14 @@ std::vector<Tensor> cast_params(TensorList params, at::ScalarType dtype) {
 Tensor chain_training_autocast(const Tensor& x, TensorList params, std::string_view spec,
                                std::optional<bool> recompute) {
   if (!casts_in_pool(x, params)) return autocast(chain_training_op(), x, params, spec, recompute);
-  c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKeySet(c10::DispatchKey::AutocastCPU));
+  c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::AutocastCPU);
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
   return chain_training_op().call(at::autocast::cached_cast(dtype, x, at::kCPU),
                                   cast_params(params, dtype), spec, recompute);
+}
+Tensor chain_way_autocast(const Tensor& x, TensorList params, std::string_view spec,
+                          std::string_view way, std::optional<bool> recompute) {
+  return autocast(chain_way_op(), x, params, spec, way, recompute);
 }
 std::vector<Tensor> group_autocast(const Tensor& x, TensorList params, std::string_view spec) {
   return autocast(group_op(), x, params, spec);
@@ -317,7 +341,9 @@ TORCH_LIBRARY_IMPL(torchweld, Autograd, m) {
   m.impl("chain_kept", TORCH_FN(chain_kept_autograd));
   m.impl("group", TORCH_FN(group_autograd));
   m.impl("chain_training", TORCH_FN(chain_training_autograd));
-  m.impl("chain_backward", TORCH_FN(chain_backward_autograd));
+  m.impl("chain_way", TORCH_FN(chain_way_autograd));
+  m.impl("chain_backward", TORCH_FN(way_backward_autograd<0>));
+  register_way_backwards(m, std::make_index_sequence<kWayCount>());
   m.impl("group_backward", TORCH_FN(group_backward_autograd));
   m.impl("dropout_mask", torch::CppFunction::makeFallthrough());
   m.impl("pack", torch::CppFunction::makeFallthrough());
@@ -328,12 +354,14 @@ TORCH_LIBRARY_IMPL(torchweld, AutocastCPU, m) {
   m.impl("chain", TORCH_FN(chain_autocast));
   m.impl("chain_kept", TORCH_FN(chain_kept_autocast));
   m.impl("chain_training", TORCH_FN(chain_training_autocast));
+  m.impl("chain_way", TORCH_FN(chain_way_autocast));
   m.impl("group", TORCH_FN(group_autocast));
 }
 TORCH_LIBRARY_IMPL(torchweld, AutocastCUDA, m) {
   m.impl("chain", TORCH_FN(chain_autocast));
   m.impl("chain_kept", TORCH_FN(chain_kept_autocast));
   m.impl("chain_training", TORCH_FN(chain_training_autocast));
+  m.impl("chain_way", TORCH_FN(chain_way_autocast));
   m.impl("group", TORCH_FN(group_autocast));
 }
 

@@ -7,6 +7,8 @@
 //                 differentiable; the caller makes sure that it is fresh. Only the tensor's
 //                 contents say how many features come out; src/torchweld/ops/ handles tensors that have only
 //                 shapes.
+//   chain_way     chain_training in one of a GPU's ways, <way>_saving and <way>_backward: the
+//                 kernels of src/torchweld/ops/gpu and csrc/cuda.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps
 //                 it fresh.
 //
@@ -110,6 +112,10 @@ Tensor chain_training_batched(const Tensor& x, TensorList params, std::string_vi
                               std::optional<bool>) {
   return composed_training(x, params, text);
 }
+Tensor chain_way_batched(const Tensor& x, TensorList params, std::string_view text,
+                         std::string_view, std::optional<bool>) {
+  return composed_training(x, params, text);
+}
 
 // ---- Meta: shapes only. Symbols are kept, so that another batch size does not compile again ----
 Tensor empty_symbolic(const Tensor& x, const c10::SymInt& N) {
@@ -139,7 +145,7 @@ constexpr const char* kSchemas =
 std::vector<at::Tag> tags_of(std::string_view schema) {
   std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   const std::string_view name = schema.substr(0, schema.find('('));
-  if (name == "dropout_mask" || name == "chain_training")
+  if (name == "dropout_mask" || name == "chain_training" || name == "chain_way")
     tags.push_back(at::Tag::nondeterministic_seeded);
   return tags;
 }
@@ -196,6 +202,7 @@ TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
   m.impl("chain", TORCH_FN(composed_chain));
   m.impl("chain_kept", TORCH_FN(chain_kept_elsewhere));
   m.impl("chain_training", TORCH_FN(chain_training_batched));
+  m.impl("chain_way", TORCH_FN(chain_way_batched));
   m.impl("group", TORCH_FN(composed_group));
 }
 

@@ -160,6 +160,12 @@ Tensor chain_training_below(const Tensor& x, TensorList params, std::string_view
   return run_training(x, params, text);
 }
 
+// For calls below autograd; dropout is drawn here, as there.
+Tensor chain_way_below(const Tensor& x, TensorList params, std::string_view text,
+                       std::string_view way, std::optional<bool>) {
+  return way_ops(way).saving.call(x, params, draw_masks(x, params, spec_of(text)), text, false)[0];
+}
+
 // ---- Backward ----
 std::vector<Tensor> chain_backward_composed(const Tensor& grad, const Tensor& x, TensorList params,
                                             TensorList saved, TensorList masks,
@@ -419,6 +425,10 @@ Tensor chain_training_meta(const Tensor& x, TensorList params, std::string_view 
                            std::optional<bool>) {
   return values_meta(x, check_all<c10::SymInt>(x, params, spec_of(text), false).back().N);
 }
+Tensor chain_way_meta(const Tensor& x, TensorList params, std::string_view text, std::string_view,
+                      std::optional<bool> recompute) {
+  return chain_training_meta(x, params, text, recompute);
+}
 void append_saved_meta(std::vector<Tensor>& results, const Tensor& x, const Spec& spec, bool group,
                        const std::vector<LayerSizes<c10::SymInt>>& sizes) {
   for (size_t i = 0; i < spec.size(); ++i)
@@ -483,6 +493,7 @@ TORCH_LIBRARY_IMPL(torchweld, CPU, m) {
 TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
   m.impl("dropout_mask", TORCH_FN(dropout_mask_elsewhere));
   m.impl("chain_training", TORCH_FN(chain_training_below));
+  m.impl("chain_way", TORCH_FN(chain_way_below));
   m.impl("chain_saving", TORCH_FN(chain_saving_composed));
   m.impl("group_saving", TORCH_FN(group_saving_composed));
   m.impl("chain_backward", TORCH_FN(chain_backward_composed));
@@ -491,15 +502,24 @@ TORCH_LIBRARY_IMPL(torchweld, CompositeExplicitAutograd, m) {
 // Several gradients at once: functorch's batches, and those of `is_grads_batched`.
 TORCH_LIBRARY_IMPL(torchweld, FuncTorchBatched, m) {
   m.impl("chain_backward", TORCH_FN(chain_backward_composed));
+  for (const std::string way : kWays)
+    m.impl((way + "_backward").c_str(), TORCH_FN(chain_backward_composed));
   m.impl("group_backward", TORCH_FN(group_backward_composed));
 }
 TORCH_LIBRARY_IMPL(torchweld, Batched, m) {
   m.impl("chain_backward", TORCH_FN(chain_backward_composed));
+  for (const std::string way : kWays)
+    m.impl((way + "_backward").c_str(), TORCH_FN(chain_backward_composed));
   m.impl("group_backward", TORCH_FN(group_backward_composed));
 }
 TORCH_LIBRARY_IMPL(torchweld, Meta, m) {
   m.impl("dropout_mask", TORCH_FN(dropout_mask_meta));
   m.impl("chain_training", TORCH_FN(chain_training_meta));
+  m.impl("chain_way", TORCH_FN(chain_way_meta));
+  for (const std::string way : kWays) {
+    m.impl((way + "_saving").c_str(), TORCH_FN(chain_saving_meta));
+    m.impl((way + "_backward").c_str(), TORCH_FN(chain_backward_meta));
+  }
   m.impl("chain_saving", TORCH_FN(chain_saving_meta));
   m.impl("group_saving", TORCH_FN(group_saving_meta));
   m.impl("chain_backward", TORCH_FN(chain_backward_meta));

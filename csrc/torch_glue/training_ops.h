@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <array>
+#include <string>
+
 #include "argument_checks.h"
 
 namespace torchweld {
@@ -35,6 +38,32 @@ struct TrainingOps {
 inline const TrainingOps& training_ops() {
   static const TrainingOps ops;
   return ops;
+}
+
+// The ways in which a GPU can run a chain. Each has two ops of its own, <way>_saving and
+// <way>_backward, with the contracts of chain_saving and chain_backward.
+inline constexpr const char* kWays[] = {"pointwise", "epilogue", "narrow", "cuda"};
+constexpr size_t kWayCount = std::size(kWays);
+
+struct WayOps {
+  c10::TypedOperatorHandle<TrainingOps::ChainSaving> saving;
+  c10::TypedOperatorHandle<TrainingOps::ChainBackward> backward;
+  explicit WayOps(const std::string& way)
+      : saving(op_handle<TrainingOps::ChainSaving>(("torchweld::" + way + "_saving").c_str())),
+        backward(op_handle<TrainingOps::ChainBackward>(
+            ("torchweld::" + way + "_backward").c_str())) {}
+};
+// The ops of a way; "chain" is what the device of the tensors does by itself.
+inline const WayOps& way_ops(std::string_view way) {
+  static const std::array<WayOps, kWayCount + 1> ops{WayOps("chain"), WayOps(kWays[0]),
+                                                     WayOps(kWays[1]), WayOps(kWays[2]),
+                                                     WayOps(kWays[3])};
+  if (way == "chain") return ops[0];
+  for (size_t i = 0; i < kWayCount; ++i)
+    if (way == kWays[i]) return ops[1 + i];
+  TORCHWELD_CHECK(false, "torchweld: there is no way ", way,
+                  " to run a chain; there are: pointwise, epilogue, narrow, cuda");
+  return ops[0];
 }
 
 // One mask for each layer with dropout, drawn in the order of the layers, as eager draws them.

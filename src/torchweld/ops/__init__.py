@@ -31,6 +31,7 @@ def _load() -> tuple[Any, str | None]:
     if problem is None:
         module = importlib.import_module("torchweld._C")
         _register_fakes()
+        _register_gpu()
         return module, None
     if kernel_build.build_info() is not None:  # built, but not for this torch
         warnings.warn(f"torchweld runs without its kernels: {problem}", stacklevel=3)
@@ -66,6 +67,14 @@ def _register_fakes() -> None:
     torch.library.register_fake("torchweld::group_packed", group_packed)
 
 
+def _register_gpu() -> None:
+    """The Triton kernels, for CUDA tensors; without them the composition serves, as on any device."""
+    from torchweld.ops.gpu import gpu_support, gpu_ways
+
+    if gpu_support.serves_cuda():
+        gpu_ways.register()
+
+
 def _register_from_python() -> None:
     from torchweld.ops import composed_training
     from torchweld.ops.backends import reference_backend
@@ -81,13 +90,22 @@ def _register_from_python() -> None:
     def chain_kept(x: Tensor, params: list[Tensor], spec: str, kept: Tensor) -> Tensor:
         return chain(x, params, spec)
 
+    def chain_way(
+        x: Tensor, params: list[Tensor], spec: str, way: str, recompute: bool | None = None
+    ) -> Tensor:
+        return composed_training.chain_training(x, params, spec, recompute)
+
     def needs_kernels(*_: object) -> Tensor:
-        raise BuildError(f"packed weights need torchweld's kernels: {kernel_build.build_problem()}")
+        raise BuildError(
+            "packed weights and the ways of a GPU need torchweld's kernels: "
+            f"{kernel_build.build_problem()}"
+        )
 
     known: dict[str, Callable[..., Any]] = {
         "chain": chain,
         "group": group,
         "chain_kept": chain_kept,
+        "chain_way": chain_way,
         **{name: getattr(composed_training, name) for name in _TRAINING_OPS},
     }
     library = torch.library.Library("torchweld", "DEF")  # type: ignore[no-untyped-call]
@@ -95,7 +113,7 @@ def _register_from_python() -> None:
     for schema in lines[1:-1]:  # the first and the last line are quotes for C++
         name = schema.partition("(")[0]
         tags = [torch.Tag.pt2_compliant_tag]
-        if name in ("chain_training", "dropout_mask"):
+        if name in ("chain_training", "chain_way", "dropout_mask"):
             tags.append(torch.Tag.nondeterministic_seeded)
         library.define(schema, tags=tuple(tags))  # type: ignore[no-untyped-call]
         body = known.get(name, needs_kernels)

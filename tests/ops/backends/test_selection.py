@@ -62,7 +62,11 @@ class Fake:
 
 
 def test_the_order_of_preference() -> None:
-    assert [backend.name for backend in BACKENDS] == ["cpu", "torch", "reference", "compile"]
+    assert [backend.name for backend in BACKENDS] == [
+        "cpu",
+        *("cublas", "triton", "triton-narrow", "cuda"),
+        *("torch", "reference", "compile"),
+    ]
 
 
 def test_the_first_that_can_is_taken_and_the_others_reasons_are_kept() -> None:

@@ -15,12 +15,19 @@ import torch
 
 from torchweld.core.errors import BlockError, UnsupportedError
 from torchweld.core.typed_names import known
-from torchweld.ops.backends import compile_backend, cpu_backend, reference_backend, torch_backend
+from torchweld.ops.backends import (
+    compile_backend,
+    cpu_backend,
+    gpu_backends,
+    reference_backend,
+    torch_backend,
+)
 from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import Backend, Form, Runner, refusal_lines
 
 BACKENDS: tuple[Backend, ...] = (
     cpu_backend.BACKEND,
+    *gpu_backends.BACKENDS,
     torch_backend.BACKEND,
     reference_backend.BACKEND,
     compile_backend.BACKEND,

@@ -1,0 +1,138 @@
+"""Backends of a GPU: one row for each way to run a chain there (`ops/gpu/gpu_ways.py`).
+
+cublas         products by torch, one Triton kernel for bias, activation and gate: what
+               `torch.ops.torchweld.chain` does by itself on such a device
+triton         a Triton kernel per layer, forward and backward
+triton-narrow  one Triton kernel for a whole chain of widths up to 256
+cuda           the same in CUDA C++, forward and backward, if torchweld was built with it
+
+ROCm's devices are "cuda" to torch, and Triton serves them too. Dropout inside a block is drawn by
+another generator than eager's there, so plans do not weld it; `FusedMLP` applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchweld.ops.backends.abilities import Abilities, BackendMode
+from torchweld.ops.backends.backend import (
+    Backend,
+    Form,
+    Runner,
+    check_build,
+    mode_of,
+    plain_reasons,
+)
+from torchweld.ops.gpu import gpu_support, gpu_ways
+
+_MODES = (
+    BackendMode(name="natural", planned=("inference", "training")),
+    BackendMode(name="recompute", recomputes=True, planned=("training",)),
+)
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class WayRunner:
+    """A chain in one way; gradients by the op's autograd."""
+
+    copied_bytes = 0
+
+    def __init__(self, block: Form, tensors: Sequence[Tensor], way: str, recompute: bool) -> None:
+        self._tensors, self._spec = list(tensors), block.spec
+        self._way, self._recompute = way, recompute
+
+    def __call__(self, x: Tensor) -> Tensor | list[Tensor]:
+        op = torch.ops.torchweld.chain_way.default
+        y: Tensor = op(x, self._tensors, self._spec, self._way, self._recompute)
+        return y
+
+
+class GpuBackend:
+    """One way. `narrow`: for widths up to `gpu_ways.MOST_NARROW` alone."""
+
+    def __init__(
+        self, name: str, way: str, *, needs: str, narrow: bool = False, deterministic: bool = True
+    ) -> None:
+        self.name, self._way, self._narrow = name, way, narrow
+        self.abilities = Abilities(
+            devices=("cuda",),
+            dtypes=_DTYPES,
+            modes=_MODES,
+            needs=needs,
+            trains=True,
+            deterministic=deterministic,
+            in_graphs=way == gpu_ways.DEFAULT_WAY,
+        )
+
+    def unavailable(self) -> list[str]:
+        return [*gpu_support.device_problems(), *self._kernel_problems()]
+
+    def _kernel_problems(self) -> list[str]:
+        return [*gpu_support.triton_problems(), *gpu_support.extension_problems()]
+
+    def unsupported_reasons(
+        self,
+        block: Form,
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        mode: str | None = None,
+    ) -> list[str]:
+        mode_of(self, mode)
+        reasons = plain_reasons(self, block, dtype, device)
+        if block.kind != "chain":
+            reasons.append("it runs chains; torch's products serve groups")
+        if self._narrow:
+            reasons += _width_problems(block)
+        return reasons
+
+    def build(self, block: Form, tensors: Sequence[Tensor], mode: str | None = None) -> Runner:
+        mode = check_build(self, block, tensors, mode)
+        return WayRunner(block, tensors, self._way, recompute=mode == "recompute")
+
+
+class CudaBackend(GpuBackend):
+    """The kernels of csrc/cuda."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "cuda", "cuda", needs="an NVIDIA GPU, and torchweld built with nvcc", narrow=True,
+            deterministic=False,  # weight gradients are summed in the order in which blocks end
+        )  # fmt: skip
+
+    def _kernel_problems(self) -> list[str]:
+        problems = gpu_support.extension_problems()
+        if not problems and not gpu_support.has_cuda_kernels():
+            problems = ["torchweld was built without its CUDA kernels; build it where nvcc is"]
+        return problems
+
+    def unsupported_reasons(
+        self,
+        block: Form,
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        mode: str | None = None,
+    ) -> list[str]:
+        reasons = super().unsupported_reasons(block, shapes, dtype, device, mode)
+        if any(form.gate != "none" for form in block.forms):
+            reasons.append("it runs layers without gates")
+        return reasons
+
+
+def _width_problems(block: Form) -> list[str]:
+    widest = max(block.K, *(N for _, N in block.sizes))
+    most = gpu_ways.MOST_NARROW
+    return [f"a layer is {widest} wide; it takes up to {most}"] if widest > most else []
+
+
+_TRITON = "a GPU, and Triton"
+BACKENDS: tuple[Backend, ...] = (
+    GpuBackend("cublas", "pointwise", needs=_TRITON),
+    GpuBackend("triton", "epilogue", needs=_TRITON),
+    GpuBackend("triton-narrow", "narrow", needs=_TRITON, narrow=True),
+    CudaBackend(),
+)

@@ -1,0 +1,84 @@
+"""Whether Triton kernels can run here, and why not.
+
+Everything is said, nothing is guessed: a version of Triton that was not tested is a reason too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+
+import torch
+
+from torchweld.machine import kernel_build
+
+# The Triton that torch 2.13 pins, and the newest. Kernels are compiled and interpreted with both.
+TESTED_TRITON = ("3.7", "3.9")
+# bfloat16 products and asynchronous copies need it (NVIDIA's compute capability).
+LEAST_CAPABILITY = (8, 0)
+
+
+@functools.cache
+def triton_version() -> str | None:
+    """None if it is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # an AMD build has another name
+        return None
+
+
+def triton_problems() -> list[str]:
+    """Why Triton cannot be used, wherever; empty if it can."""
+    version = triton_version()
+    if version is None:
+        return ["Triton is not installed; pip install triton"]
+    if version.startswith(TESTED_TRITON):
+        return []
+    return [
+        f"Triton {version} was not tested with these kernels; use {' or '.join(TESTED_TRITON)}"
+    ]
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels on CPU tensors, by its interpreter (TRITON_INTERPRET=1)."""
+    if triton_version() is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def extension_problems() -> list[str]:
+    problem = kernel_build.build_problem()
+    return [] if problem is None else [f"gradients need torchweld's compiled part: {problem}"]
+
+
+def serves_cuda() -> bool:
+    """Whether CUDA tensors get Triton kernels. Looks for no device: that would start its driver."""
+    built = torch.version.cuda is not None or torch.version.hip is not None
+    return built and not triton_problems()
+
+
+def has_cuda_kernels() -> bool:
+    """Whether the kernels of csrc/cuda were built in."""
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key("torchweld::cuda_saving", "CUDA")
+    return found
+
+
+@functools.cache
+def device_problems() -> tuple[str, ...]:
+    """Why no GPU can be used; empty if one can."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (f"torch {torch.__version__} is built without CUDA and ROCm",)
+    if not torch.cuda.is_available():
+        return ("torch finds no GPU; see nvidia-smi, or rocm-smi",)
+    if torch.version.hip is None:
+        least = min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
+        if least < LEAST_CAPABILITY:
+            needed = ".".join(map(str, LEAST_CAPABILITY))
+            found = ".".join(map(str, least))
+            return (f"a GPU has compute capability {found}; these kernels need {needed}",)
+    return ()
