@@ -72,7 +72,7 @@ class Resources:
 
 # ---- what to compile ----
 
-# Strides that are 1 in contiguous tensors. Triton compiles them as constants, and knows of the other
+# Strides that are 1 in contiguous tensors. Triton compiles them as constants, and knows of other
 # sizes, strides and pointers that 16 divides them, if it does.
 _ONES = (
     *("x_k", "gate_k", "up_k", "g_j", "w_n", "w2_n", "grad_n", "d_n"),
@@ -82,7 +82,12 @@ _FLOATS = {"scale": "fp32", "p0": "fp32", "p1": "fp32", "p": "fp32"}
 
 
 def _case(
-    name: str, kernel: Any, tile: Tile, dtype: str, constants: dict[str, Any], products: bool = False
+    name: str,
+    kernel: Any,
+    tile: Tile,
+    dtype: str,
+    constants: dict[str, Any],
+    products: bool = False,
 ) -> KernelCase:
     """Pointers by their names, sizes and strides as int32, the rest as constants."""
     types: dict[str, Any] = {}
@@ -145,8 +150,7 @@ def _narrow_case(dtype: torch.dtype, widths: tuple[int, ...], rows: int) -> Kern
     short, layers = SHORT[dtype], len(widths) - 1
     tile = Tile(rows=rows, columns=0, warps=8, stages=2)
     chunks = tuple(
-        kernel_tiles.narrow_chunk(K, N, dtype.itemsize)
-        for K, N in zip(widths, widths[1:], strict=False)
+        kernel_tiles.narrow_chunk(K, N, dtype.itemsize) for K, N in itertools.pairwise(widths)
     )
     each = (f"*{short}",) * layers
     types: dict[str, Any] = {"x": f"*{short}", "y": f"*{short}", "M": "i32"}
@@ -210,7 +214,9 @@ def _nested_ones(case: KernelCase) -> dict[tuple[int, ...], int]:
 def compiled(case: KernelCase, target: GPUTarget) -> Any:
     arguments = case.kernel.arg_names
     signature = {name: case.types.get(name, "constexpr") for name in arguments}
-    constants = {(arguments.index(name),): value for name, value in case.constants.items()}
+    constants: dict[tuple[int, ...], Any] = {
+        (arguments.index(name),): value for name, value in case.constants.items()
+    }
     constants |= _nested_ones(case)
     aligned = {
         (i,): [["tt.divisibility", 16]]

@@ -50,14 +50,13 @@ struct WayOps {
   c10::TypedOperatorHandle<TrainingOps::ChainBackward> backward;
   explicit WayOps(const std::string& way)
       : saving(op_handle<TrainingOps::ChainSaving>(("torchweld::" + way + "_saving").c_str())),
-        backward(op_handle<TrainingOps::ChainBackward>(
-            ("torchweld::" + way + "_backward").c_str())) {}
+        backward(
+            op_handle<TrainingOps::ChainBackward>(("torchweld::" + way + "_backward").c_str())) {}
 };
 // The ops of a way; "chain" is what the device of the tensors does by itself.
 inline const WayOps& way_ops(std::string_view way) {
-  static const std::array<WayOps, kWayCount + 1> ops{WayOps("chain"), WayOps(kWays[0]),
-                                                     WayOps(kWays[1]), WayOps(kWays[2]),
-                                                     WayOps(kWays[3])};
+  static const std::array<WayOps, kWayCount + 1> ops{
+      WayOps("chain"), WayOps(kWays[0]), WayOps(kWays[1]), WayOps(kWays[2]), WayOps(kWays[3])};
   if (way == "chain") return ops[0];
   for (size_t i = 0; i < kWayCount; ++i)
     if (way == kWays[i]) return ops[1 + i];

@@ -56,7 +56,7 @@ def right_bf16() -> Iterator[None]:
 def standing_in() -> Iterator[None]:
     """Inside, CPU tensors reach the ops of all ways, and their backends serve the CPU."""
     assert gpu_support.interpreted(), "TRITON_INTERPRET=1 must be set before Triton is imported"
-    library = torch.library.Library("torchweld", "IMPL")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchweld", "IMPL")
     gpu_ways.register_ways(library, "CPU")
     gpu_launches.forget()
     # Both sides of a `where` are computed, and numpy warns of the one that is not taken.
@@ -69,4 +69,4 @@ def standing_in() -> Iterator[None]:
         try:
             yield
         finally:
-            library._destroy()  # type: ignore[no-untyped-call]
+            library._destroy()

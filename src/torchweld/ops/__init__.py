@@ -68,7 +68,7 @@ def _register_fakes() -> None:
 
 
 def _register_gpu() -> None:
-    """The Triton kernels, for CUDA tensors; without them the composition serves, as on any device."""
+    """The Triton kernels, for CUDA tensors. Without them the composition serves, as elsewhere."""
     from torchweld.ops.gpu import gpu_support, gpu_ways
 
     if gpu_support.serves_cuda():

@@ -20,7 +20,7 @@ import torchweld as tw
 from torchweld.cli.main import run
 from torchweld.core.errors import TorchweldError
 from torchweld.ops import backends
-from torchweld.ops.backends import Abilities, BackendMode, Form, reference_backend
+from torchweld.ops.backends import Abilities, BackendMode, Form, gpu_backends, reference_backend
 from torchweld.ops.backends.backend import check_build, mode_of, plain_reasons
 from torchweld.plans.kernel_choice import choices_for
 from torchweld.welds.swapping.swap import weld
@@ -253,13 +253,15 @@ def test_plans_try_what_runs_where_the_weights_are(row: Row) -> None:
         found = choices_for(training=False, with_compile=False, packing=True, weights=weights)
         return [f"{choice.backend} {choice.mode}" for choice in found]
 
-    assert tried("cuda") == ["dummy lean", "torch aten"]
+    ways = [f"{backend.name} natural" for backend in gpu_backends.BACKENDS]
+    assert tried("cuda") == ["dummy lean", *ways, "torch aten"]
     assert tried("cpu") == ["cpu packed", "cpu natural", "torch aten"]
     with FakeTensorMode():
         elsewhere = [torch.empty(3, 5, device="xpu")]
     found = choices_for(training=True, with_compile=False, packing=True, weights=elsewhere)
     # Nothing serves there, and each is to say so.
-    assert [choice.backend for choice in found] == ["dummy", "cpu", "cpu"]
+    on_gpus = [backend.name for backend in gpu_backends.BACKENDS for _ in backend.abilities.modes]
+    assert [choice.backend for choice in found] == ["dummy", "cpu", "cpu", *on_gpus]
 
 
 @pytest.mark.parametrize("in_graphs", [False, True])
@@ -282,7 +284,7 @@ def test_a_plan_with_an_unknown_backend_is_refused(
     model, x, _ = small_model()
     tw.plan(model, x, force=True).save(tmp_path / "plan.json")
     monkeypatch.setattr(backends, "BACKENDS", before)
-    said = "unknown backend 'dummy'; there are: cpu, torch, reference, compile"
+    said = f"unknown backend 'dummy'; there are: {', '.join(one.name for one in before)}"
     with pytest.raises(TorchweldError, match=said):
         tw.Plan.load(tmp_path / "plan.json")
     with pytest.raises(TorchweldError, match=said):

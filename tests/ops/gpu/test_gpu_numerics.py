@@ -100,9 +100,11 @@ def test_parameters_of_activations() -> None:
 def test_every_layout_over_several_tiles(
     way: str, recompute: bool, forms: tuple[LayerForm, ...]
 ) -> None:
-    sizes = (37, 21, 18, 33)[: len(forms)] + (19,)
+    sizes = (*(37, 21, 18, 33)[: len(forms)], 19)
     with forcing(SMALL):
-        judged(way, forms, torch.randn(2, 17, 37), random_tensors(sizes, forms), recompute=recompute)
+        judged(
+            way, forms, torch.randn(2, 17, 37), random_tensors(sizes, forms), recompute=recompute
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)

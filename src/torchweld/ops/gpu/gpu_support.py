@@ -37,9 +37,7 @@ def triton_problems() -> list[str]:
         return ["Triton is not installed; pip install triton"]
     if version.startswith(TESTED_TRITON):
         return []
-    return [
-        f"Triton {version} was not tested with these kernels; use {' or '.join(TESTED_TRITON)}"
-    ]
+    return [f"Triton {version} was not tested with these kernels; use {' or '.join(TESTED_TRITON)}"]
 
 
 def interpreted() -> bool:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from torchweld.ops.gpu.gpu_layers import GpuLayer, layers_of, saved_counts
 MOST_NARROW = 256  # the widest layer that the way `narrow` takes
 
 
-def kernels() -> ModuleType:
+def kernels() -> Any:
     """Imported late: Triton takes a second."""
     from torchweld.ops.gpu import triton_launches
 
@@ -35,7 +34,7 @@ def kernels() -> ModuleType:
 
 
 class Way(Protocol):
-    """How a way runs layers on x `[M, K]`. `saved` has a list for each layer, empty if none is due."""
+    """How a way runs layers on x `[M, K]`. `saved`: a list for each layer, empty if none is due."""
 
     def forward(
         self, layers: Sequence[GpuLayer], x: Tensor, saved: Sequence[list[Tensor]],
@@ -45,10 +44,10 @@ class Way(Protocol):
     def hidden_gradients(
         self, upper: GpuLayer, gradients: Sequence[Tensor], layer: GpuLayer,
         saved: Sequence[Tensor], mask: Tensor | None, *, hidden: bool, sums: bool,
-    ) -> LayerGradients: ...  # fmt: skip
+    ) -> MadeGradients: ...  # fmt: skip
 
 
-class LayerGradients(Protocol):
+class MadeGradients(Protocol):
     of_weights: list[Tensor]
     hidden: Tensor | None
 
@@ -66,7 +65,9 @@ class Pointwise:
             x = self._layer(layer, x, own, mask)
         return x
 
-    def _layer(self, layer: GpuLayer, x: Tensor, saved: list[Tensor], mask: Tensor | None) -> Tensor:
+    def _layer(
+        self, layer: GpuLayer, x: Tensor, saved: list[Tensor], mask: Tensor | None
+    ) -> Tensor:
         if not layer.gated and layer.form.activation == "identity" and mask is None:
             y = _product(x, layer.weights[0], layer.biases[0] if layer.biases else None)
             if saved:
@@ -75,17 +76,21 @@ class Pointwise:
         y = x.new_empty((x.shape[0], layer.N))
         if saved:  # biases are part of what is kept
             biases = layer.gate_and_up(layer.biases) if layer.biases else (None, None)
-            for to, weight, bias in zip(saved, layer.gate_and_up(layer.weights), biases, strict=False):
+            for to, weight, bias in zip(
+                saved, layer.gate_and_up(layer.weights), biases, strict=False
+            ):
                 _product(x, weight, bias, out=to)
-            return kernels().activate(layer, saved[0], saved[-1], False, mask, y)
+            kernels().activate(layer, saved[0], saved[-1], False, mask, y)
+            return y
         made = [_product(x, weight) for weight in layer.weights]
         gate, up = layer.gate_and_up(made, 1)
-        return kernels().activate(layer, gate, up, bool(layer.biases), mask, y)
+        kernels().activate(layer, gate, up, bool(layer.biases), mask, y)
+        return y
 
     def hidden_gradients(
         self, upper: GpuLayer, gradients: Sequence[Tensor], layer: GpuLayer,
         saved: Sequence[Tensor], mask: Tensor | None, *, hidden: bool, sums: bool,
-    ) -> LayerGradients:  # fmt: skip
+    ) -> MadeGradients:  # fmt: skip
         d = _input_gradient(upper, gradients)
         return output_gradients(layer, d, saved, mask, hidden=hidden, sums=sums)
 
@@ -104,9 +109,11 @@ class Epilogue:
     def hidden_gradients(
         self, upper: GpuLayer, gradients: Sequence[Tensor], layer: GpuLayer,
         saved: Sequence[Tensor], mask: Tensor | None, *, hidden: bool, sums: bool,
-    ) -> LayerGradients:  # fmt: skip
+    ) -> MadeGradients:  # fmt: skip
         M = gradients[0].shape[0]
-        made = kernels().LayerGradients(layer, gradients[0], M, hidden=hidden, sums=sums)
+        made: MadeGradients = kernels().LayerGradients(
+            layer, gradients[0], M, hidden=hidden, sums=sums
+        )
         kernels().linear_backward(upper, gradients, layer, saved, mask, made)
         return made
 
@@ -125,7 +132,9 @@ class Narrow(Epilogue):
             )
         if any(mask is not None for mask in masks):
             raise BlockError("torchweld: the way narrow applies no dropout")
-        return kernels().narrow(layers, x, saved, x.new_empty((x.shape[0], layers[-1].N)))
+        y = x.new_empty((x.shape[0], layers[-1].N))
+        kernels().narrow(layers, x, saved, y)
+        return y
 
 
 # ---- parts of every way ----
@@ -151,9 +160,9 @@ def _input_gradient(layer: GpuLayer, gradients: Sequence[Tensor]) -> Tensor:
 def output_gradients(
     layer: GpuLayer, d: Tensor, saved: Sequence[Tensor], mask: Tensor | None,
     *, hidden: bool, sums: bool,
-) -> LayerGradients:  # fmt: skip
+) -> MadeGradients:  # fmt: skip
     """Gradients of a layer's pre-activations from d, that of its output."""
-    made: LayerGradients = kernels().LayerGradients(layer, d, d.shape[0], hidden=hidden, sums=sums)
+    made: MadeGradients = kernels().LayerGradients(layer, d, d.shape[0], hidden=hidden, sums=sums)
     kernels().activate_backward(layer, d, saved, mask, made)
     return made
 
@@ -190,7 +199,7 @@ def _empties(layers: Sequence[GpuLayer], x: Tensor) -> list[list[Tensor]]:
 def saving(
     way: Way, x: Tensor, params: Sequence[Tensor], masks: Sequence[Tensor], spec: str, save: bool
 ) -> list[Tensor]:
-    """The contract of `torchweld::chain_saving`: y, then pre-activations, or an int64 if not saved."""
+    """The contract of `torchweld::chain_saving`: y, then pre-activations, or else an int64."""
     layers = layers_of(spec, params)
     rows, lead = _rows(x), x.shape[:-1]
     saved = _empties(layers, rows) if save else [[] for _ in layers]
@@ -265,7 +274,7 @@ def _backward(
 
     last = len(layers) - 1
     own = layers[last]
-    made: LayerGradients = (
+    made: MadeGradients = (
         output_gradients(own, grad, before[last], masks[last], **wants(last))
         if before[last] or masks[last] is not None
         else PlainGradients([grad])
@@ -292,7 +301,7 @@ def _backward(
 
 
 def _keep_biases(
-    layer: GpuLayer, made: LayerGradients, needed: Sequence[bool], found: list[Tensor | None]
+    layer: GpuLayer, made: MadeGradients, needed: Sequence[bool], found: list[Tensor | None]
 ) -> None:
     if not layer.biases or not any(needed[1::2]):
         return
@@ -320,7 +329,9 @@ _libraries: list[torch.library.Library] = []  # kept alive for the process
 
 
 def _saving_op(way: Way) -> Callable[..., list[Tensor]]:
-    def run(x: Tensor, params: list[Tensor], masks: list[Tensor], spec: str, save: bool) -> list[Tensor]:
+    def run(
+        x: Tensor, params: list[Tensor], masks: list[Tensor], spec: str, save: bool
+    ) -> list[Tensor]:
         return saving(way, x, params, masks, spec, save)
 
     return run

@@ -93,7 +93,7 @@ def run_best(
     tile = kept.get(key)
     if tile is None:
         found = kernel_tiles.candidates(kernel, gated, near.dtype)
-        seconds = {tile: device_seconds(lambda tile=tile: run(tile), near) for tile in found}
+        seconds = {tile: device_seconds(functools.partial(run, tile), near) for tile in found}
         tile = min(seconds, key=seconds.__getitem__)
         kept[key] = tile
         keep(near.device)
@@ -110,14 +110,15 @@ def device_seconds(run: Callable[[], None], near: Tensor) -> float:
     try:
         for _ in range(WARM_UPS):
             run()
-    except Exception as error:  # noqa: BLE001 - Triton has no common class: shared memory, registers
+    except Exception as error:
         if "out of resource" not in str(error):
             raise
         return float("inf")
     stream = torch.cuda.current_stream(near.device)
     best = float("inf")
     for _ in range(RUNS):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begun.record(stream)
         run()
         ended.record(stream)
@@ -133,7 +134,7 @@ def device_seconds(run: Callable[[], None], near: Tensor) -> float:
 def fingerprint(device: torch.device) -> str:
     """Changes with everything that a tile's speed depends on."""
     about = torch.cuda.get_device_properties(device)
-    sources = sorted(Path(__file__).parent.glob("triton_*.py")) + [Path(kernel_tiles.__file__)]
+    sources = [*sorted(Path(__file__).parent.glob("triton_*.py")), Path(kernel_tiles.__file__)]
     parts = (
         about.name,
         str(getattr(about, "gcnArchName", "") or (about.major, about.minor)),

@@ -4,6 +4,7 @@ nothing synchronises, so all of it can be captured into a CUDA graph. M rows, K 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from torchweld.ops.gpu.gpu_layers import GpuLayer
 from torchweld.ops.gpu.kernel_tiles import Tile
 
 
-def launch(kernel: Any, grid: tuple[int, ...], tile: Tile, near: Tensor, *given: Any, **by: Any) -> None:
+def launch(
+    kernel: Any, grid: tuple[int, ...], tile: Tile, near: Tensor, *given: Any, **by: Any
+) -> None:
     """On the device and stream of `near`."""
     note(kernel.__name__)
     with on_device_of(near):
@@ -175,8 +178,7 @@ def narrow(
     M, sizes = x.shape[0], (layers[0].K, *(one.N for one in layers))
     padded = tuple(max(16, triton.next_power_of_2(size)) for size in sizes)
     chunks = tuple(
-        kernel_tiles.narrow_chunk(K, N, x.element_size())
-        for K, N in zip(padded, padded[1:], strict=False)
+        kernel_tiles.narrow_chunk(K, N, x.element_size()) for K, N in itertools.pairwise(padded)
     )
     tile = tile_tuning.forced() or kernel_tiles.narrow_tile(M)
     views = [one.gate_and_up(one.weights) for one in layers]
