@@ -24,6 +24,7 @@ from torchweld.bench.runtimes.runtime import Runtime
 from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
 from torchweld.bench.training_step import TrainingStep
 from torchweld.core.not_measured import NotMeasured
+from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.machine.hardware import hardware
 from torchweld.numerics.model_check import floating
 from torchweld.profiles.dispatch_counts import count
@@ -169,6 +170,7 @@ class RuntimeServer:
         for _ in range(calls):
             begun_s = clock()
             call()
+            wait_for_gpu()
             found.append(clock() - begun_s)
         return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchweld.core.not_measured import NotMeasured
+from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.machine.page_faults import FaultMeter
 
 # Steps that are counted, after some that are not: memory that is kept is there by then.
@@ -26,6 +27,7 @@ def faults_and_peak(
     for _ in range(WARM_UP_STEPS):
         begun_s = time.perf_counter()
         call()
+        wait_for_gpu()
         once_s = time.perf_counter() - begun_s
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(COUNTED_S / max(once_s, 1e-9))))
     forgotten = _forget_peak()

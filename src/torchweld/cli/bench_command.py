@@ -26,6 +26,7 @@ from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model, run_trained_model
 from torchweld.cli.bench_table import GRID, check_table, run_table, write_table
+from torchweld.cli.device_option import checked_device, device_option
 from torchweld.cli.history_command import history_option
 from torchweld.cli.json_output import data_only
 from torchweld.cli.output_files import check_targets
@@ -55,6 +56,10 @@ from torchweld.plans.plan import Plan
 from torchweld.report.bench_text import bench_head, bench_sections, note_lines
 
 FILE = click.Path(path_type=Path, dir_okay=True)
+BLOCKS_HERE = (
+    "bench measures blocks on the CPU; on a GPU, torchweld fuse --device cuda measures a model "
+    "before and after, and torchweld profile --device cuda its kernels"
+)
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -348,6 +353,7 @@ def judged(done: Bench) -> list[GoalVerdict]:
     "blocks given, or of all that such a table has.",
 )
 @training_options
+@device_option
 @click.option("--seconds", default=1.5, show_default=True, help="Per other side and cell.")
 @click.option("--cold", is_flag=True, help="Empty the caches before every call.")
 @click.option("--latency", is_flag=True, help="Also p50, p95, p99 of single calls.")
@@ -376,6 +382,9 @@ def bench(**options: Any) -> int:
     then compared with what tw.plan and tw.apply make of it. Ctrl-C ends it with what there is.
     Exit code 1 if an output breaks the numerical rule, 2 if nothing could be measured.
     """
+    device = checked_device(options.pop("device"))
+    if device is not None and device.type != "cpu":
+        raise TorchweldError(BLOCKS_HERE)
     check_options(options)
     if options["show"] is not None:
         done = Bench.load(options["show"])

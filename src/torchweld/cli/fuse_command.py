@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from torchweld import report
+from torchweld.cli.device_option import checked_device, device_option, on_device
 from torchweld.cli.history_command import history_option
 from torchweld.cli.json_output import data_only
 from torchweld.cli.output_files import check_targets
@@ -41,6 +42,7 @@ NOT_MEASURED = 2
 @click.argument("target", required=False)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
 @click.option("--training", is_flag=True, help="Weld for training: gradients are verified too.")
+@device_option
 @click.option("--quick", is_flag=True, help="About ten seconds of measuring instead of a minute.")
 @click.option(
     "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="For measuring; default 48."
@@ -77,6 +79,7 @@ def fuse(
     target: str | None,
     inputs: tuple[str, ...],
     training: bool,
+    device: str | None,
     quick: bool,
     budget: float | None,
     no_measure: bool,
@@ -110,8 +113,9 @@ def fuse(
         raise TorchweldError(f"{given} says what is kept for a backward; give --training too")
     check_page_name("--report", report_file)
     check_targets({"--out": out, "--report": report_file}, force)
+    where = checked_device(device)
     with keeping(save, file) as history, data_only(json_wanted):
-        chosen = resolve(target, inputs, training=training)
+        chosen = on_device(resolve(target, inputs, training=training), where)
         console = screen()
         found: Profile | None = None
         shown = not (no_measure or json_wanted)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import torch
 from rich.console import RenderableType
 from rich.text import Text
 
 from torchweld import report
+from torchweld.cli.device_option import checked_device, device_option, on_device
 from torchweld.cli.history_command import history_option
 from torchweld.cli.output_files import check_targets
 from torchweld.cli.recorded_files import RECORDED, load_recorded, recorded_file
@@ -46,9 +48,15 @@ def file_or_name(save: str | None) -> tuple[Path | None, str | None]:
     return (Path(save), None) if is_file else (None, save)
 
 
-def take_live(target: str | None, inputs: Sequence[str], training: bool, steps: int) -> Profile:
+def take_live(
+    target: str | None,
+    inputs: Sequence[str],
+    training: bool,
+    steps: int,
+    device: torch.device | None = None,
+) -> Profile:
     """Runs the model; shows on stderr how far it is, if that is a terminal."""
-    chosen = resolve(target, inputs, training=training)
+    chosen = on_device(resolve(target, inputs, training=training), device)
     given = [w.inputs if w.inputs is not None else w.run for w in chosen.workloads]
     with progress_shown() as progress:
         found = take(chosen.model, given, training=training, steps=steps, progress=progress)
@@ -106,6 +114,7 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 @click.argument("target", required=False)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
 @click.option("--training", is_flag=True, help="Forward and backward, not inference.")
+@device_option
 @click.option(
     "--steps", type=click.IntRange(min=2), help="Profile at least so many steps; short ones more."
 )
@@ -139,6 +148,7 @@ def profile(
     target: str | None,
     inputs: tuple[str, ...],
     training: bool,
+    device: str | None,
     steps: int | None,
     order: Order,
     depth: int | None,
@@ -167,11 +177,12 @@ def profile(
     check_targets({**files, "--report": report_file}, force)
     guesses = parse_expectations(expect) if expect is not None else None
     recorded = recorded_file(target)
+    where = None if recorded is not None else checked_device(device)
     if recorded is not None:
-        if inputs or training or steps is not None or name is not None:
+        if inputs or training or device or steps is not None or name is not None:
             raise TorchweldError(
-                f"{target} is a recording; --input, --training, --steps and --save NAME go with a "
-                "model"
+                f"{target} is a recording; --input, --training, --device, --steps and --save NAME "
+                "go with a model"
             )
         found = load_recorded(recorded, this_machine)
     else:
@@ -182,7 +193,7 @@ def profile(
             )
         steps = 3 if steps is None else steps
         with keeping(name, file) as history:
-            found = take_live(target, inputs, training, steps)
+            found = take_live(target, inputs, training, steps, where)
             if history is not None and name is not None:
                 what = target_words(target or DEMO, inputs, training)
                 keep_profile(history, name, what, {"steps": steps}, found, account(found))

@@ -355,6 +355,20 @@ def _snapshot(
     return Snapshot(*args, **kwargs)
 
 
+def inputs_on(inputs: Inputs, device: torch.device) -> Inputs:
+    """The same arguments with their tensors on the device; a tensor that is shared stays so."""
+    there: dict[int, Tensor] = {}
+
+    def to(tensor: Tensor) -> Tensor:
+        if id(tensor) not in there:
+            copy_there = tensor.detach().to(device)
+            there[id(tensor)] = copy_there.requires_grad_(tensor.requires_grad)
+        return there[id(tensor)]
+
+    args, kwargs = _copied((inputs.args, inputs.kwargs), to, lambda note: None)
+    return type(inputs)(*args, **kwargs)
+
+
 def _copied(value: Any, tensor: Callable[[Tensor], Tensor], note: Callable[[str], None]) -> Any:
     """`value` with new containers and objects, and with `tensor(t)` for each of its tensors."""
     if isinstance(value, Tensor):

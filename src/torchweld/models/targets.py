@@ -17,7 +17,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from torchweld.core.errors import TorchweldError
-from torchweld.core.model_inputs import Inputs, Workload, as_workloads, first_line
+from torchweld.core.model_inputs import Inputs, Workload, as_workloads, first_line, inputs_on
 from torchweld.core.typed_names import known
 from torchweld.models import DEMO, MODELS
 
@@ -86,6 +86,21 @@ def resolve(
         workloads=tuple(workloads),
         notes=tuple(notes),
     )
+
+
+def moved(target: Target, device: torch.device) -> Target:
+    """The same with its model, and the inputs that are known, on the device.
+
+    What a user's callable passes is the callable's own affair.
+    """
+    workloads = []
+    for one in target.workloads:
+        inputs = one.inputs
+        if inputs is not None:
+            inputs = inputs_on(inputs, device)
+            one = replace(one, inputs=inputs, run=inputs.call)
+        workloads.append(one)
+    return replace(target, model=target.model.to(device), workloads=tuple(workloads))
 
 
 def load(target: str, seed: int = 0) -> LoadedTarget:

@@ -19,6 +19,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.saved_tensors import saved_bytes
+from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.machine.hardware import hardware
 from torchweld.plans.block_calls import block_call, block_forward, input_like, module_of
 from torchweld.plans.plan import UNASKED, Verdict
@@ -69,10 +70,12 @@ class FaceSide:
 
     def time(self, calls: int) -> float:
         self._face.show()
+        wait_for_gpu()
         begun_s = time.perf_counter()
         for _ in range(calls):
             for run in self._runs:
                 run()
+        wait_for_gpu()
         return time.perf_counter() - begun_s
 
 
@@ -222,8 +225,10 @@ def _timed(found: Comparison, modules: Sequence[nn.Module], count: int) -> Timed
 
 def seconds_of(run: Callable[[], object]) -> float:
     run()
+    wait_for_gpu()
     begun_s = time.perf_counter()
     run()
+    wait_for_gpu()
     return time.perf_counter() - begun_s
 
 

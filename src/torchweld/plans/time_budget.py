@@ -10,6 +10,7 @@ from torch import nn
 
 from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
+from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.numerics.model_check import step_of
 from torchweld.plans.plan import UNASKED
 from torchweld.plans.plan_options import PlanOptions
@@ -64,8 +65,10 @@ def _why_untimed(
     if any(parameter.is_meta for parameter in model.parameters()):
         return NotMeasured("the weights are on meta")
     step = step_of(model, workload, training)
+    wait_for_gpu()
     begun_s = time.perf_counter()
     step()
+    wait_for_gpu()
     step_s = time.perf_counter() - begun_s
     if least_budget_s(step_s) <= whole_s:
         return None

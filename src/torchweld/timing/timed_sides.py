@@ -17,6 +17,7 @@ import torch
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.passing_exceptions import is_interrupt
+from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.timing import core_waiting
 
 Clock = Callable[[], float]
@@ -55,9 +56,11 @@ class CallableSide:
         try:
             waited_s = core_waiting.waited_s() if self._long else None
             switches = core_waiting.switches()
+            wait_for_gpu()
             start = clock()
             for _ in itertools.repeat(None, calls):
                 function()
+            wait_for_gpu()
             seconds = clock() - start
             switches = core_waiting.switches() - switches
         finally:

@@ -66,13 +66,20 @@ def has_cuda_kernels() -> bool:
     return found
 
 
+def absence() -> str:
+    """Why torch has no GPU, and what to do; "" if it has one, whatever its age."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA and ROCm"
+    if not torch.cuda.is_available():
+        return "torch finds no GPU; see nvidia-smi, or rocm-smi"
+    return ""
+
+
 @functools.cache
 def device_problems() -> tuple[str, ...]:
     """Why no GPU can be used; empty if one can."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        return (f"torch {torch.__version__} is built without CUDA and ROCm",)
-    if not torch.cuda.is_available():
-        return ("torch finds no GPU; see nvidia-smi, or rocm-smi",)
+    if why := absence():
+        return (why,)
     if torch.version.hip is None:
         least = min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
         if least < LEAST_CAPABILITY:

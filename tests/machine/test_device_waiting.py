@@ -1,0 +1,69 @@
+"""Timed regions wait for a GPU before the clock starts and before it is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+
+from torchweld.bench.runtime_server import RuntimeServer
+from torchweld.machine import device_waiting
+from torchweld.plans.choice_timing import FaceSide, seconds_of
+from torchweld.timing import CallableSide
+
+Log = list[str]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What happened, in order, in a process that uses a GPU which is not there."""
+    seen: Log = []
+    monkeypatch.setattr(device_waiting, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("wait"))
+    return seen
+
+
+def ticking(log: Log) -> Callable[[], float]:
+    def clock() -> float:
+        log.append("clock")
+        return float(len(log))
+
+    return clock
+
+
+TIMED = ["wait", "clock", "call", "call", "wait", "clock"]
+
+
+def test_without_a_gpu_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it waited"))
+    device_waiting.wait_for_gpu()
+
+
+def test_callables(log: Log) -> None:
+    CallableSide(lambda: log.append("call"), ticking(log)).time(2)
+    assert log == TIMED
+
+
+def test_choices_of_a_plan(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", ticking(log))
+
+    class Shown:
+        def show(self) -> None: ...
+
+    FaceSide(cast(Any, Shown()), [lambda: log.append("call")]).time(2)
+    assert log == TIMED
+    log.clear()
+    seconds_of(lambda: log.append("call"))
+    assert log == ["call", "wait", "clock", "call", "wait", "clock"]
+
+
+def test_single_calls(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = cast(Any, RuntimeServer.__new__(RuntimeServer))
+    server.call = lambda: log.append("call")
+    server.show = lambda: None
+    monkeypatch.setattr(time, "perf_counter", ticking(log))
+    server.latencies(1)
+    assert log[-4:] == ["clock", "call", "wait", "clock"]
