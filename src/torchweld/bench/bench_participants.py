@@ -149,7 +149,9 @@ def plan(
             choice = select(block, (), dtype, _CPU)
             beside = () if peers else (torch_backend.BACKEND.name,)
             names.update(dict.fromkeys((choice.backend.name, *beside)))
-            notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in choice.passed_over))
+            # Those of other devices go without saying.
+            near = [one for one in choice.passed_over if "it runs on " not in str(one)]
+            notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in near))
     left_out = absent(peers)
     return _bench(
         backends=tuple(names),
