@@ -18,9 +18,11 @@ import pytest
 import torch
 from tests.support.serving_state import Stateful, snapshot
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import torchweld as tw
-from torchweld.core.interrupt_safety import Apart
+from torchweld.core import interrupt_safety
+from torchweld.core.interrupt_safety import Apart, undisturbed
 
 X = torch.linspace(-1, 1, 32).view(4, 8)
 POINTS = 30  # at which each operation is interrupted
@@ -37,6 +39,8 @@ def process() -> list[Any]:
         torch.is_inference_mode_enabled(),
         torch._C._len_torch_dispatch_stack(),
         torch._C._len_torch_function_stack(),
+        torch.utils._python_dispatch.is_in_torch_dispatch_mode(),
+        [len(hooks) for hooks in interrupt_safety._HOOKS_OF_ALL_MODULES],
         torch._C._dispatch_tls_local_exclude_set().has(torch._C.DispatchKey.ADInplaceOrView),
         torch.get_num_threads(),
         gc.isenabled(),
@@ -159,6 +163,31 @@ def _interrupt_at_any_line(name: str) -> None:
             model, operation = build()
     assert interrupted > POINTS // 3
     assert operation(model) is not None
+
+
+def test_an_interrupt_at_any_line_of_a_mode_leaves_no_mode_and_no_hook() -> None:
+    """All lines of a short call: torch's counter of FLOPs, entered, used and left."""
+    model = nn.Linear(8, 8).eval()
+
+    @undisturbed
+    def counted(model: nn.Module) -> object:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(X)
+        return counter.get_total_flops()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_interrupt_at_every_line, counted, model).result()
+
+
+def _interrupt_at_every_line(operation: Callable[[nn.Module], object], model: nn.Module) -> None:
+    for _ in range(2):  # what is made once is made by then
+        counting = Lines()
+        counting.run(operation, model)
+    assert counting.count > 100
+    for at in range(1, counting.count + 1):
+        before = process()
+        assert Lines(at).run(operation, model)
+        check_same([process()], [before], f"line {at} of {counting.count}")
 
 
 class TooLong(Exception):  # noqa: N818

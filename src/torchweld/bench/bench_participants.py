@@ -150,7 +150,7 @@ def plan(
             beside = () if peers else (torch_backend.BACKEND.name,)
             names.update(dict.fromkeys((choice.backend.name, *beside)))
             # Those of other devices go without saying.
-            near = [one for one in choice.passed_over if "it runs on " not in str(one)]
+            near = [one for one in choice.passed_over if one.runs_there]
             notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in near))
     left_out = absent(peers)
     return _bench(

@@ -26,6 +26,22 @@ import torch
 from torchweld.core.model_state import random_numbers
 
 _overrides: Any = torch.overrides
+_dispatch: Any = torch.utils._python_dispatch
+_DISPATCH_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+_modules: Any = torch.nn.modules.module
+# What torch's counter of FLOPs registers, among others.
+_HOOKS_OF_ALL_MODULES: tuple[dict[int, Any], ...] = (
+    _modules._global_forward_pre_hooks,
+    _modules._global_forward_hooks,
+    _modules._global_forward_hooks_always_called,
+    _modules._global_forward_hooks_with_kwargs,
+    _modules._global_backward_pre_hooks,
+    _modules._global_backward_hooks,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +50,7 @@ _LOOK_S = 1.0  # how often a thread checks whether it is still needed
 
 
 def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
-    """Afterwards random numbers, modes, threads and warning filters are as before."""
+    """Afterwards random numbers, modes, hooks of all modules, threads and filters are as before."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -57,9 +73,15 @@ def _state() -> Callable[[], None]:
     put_random_numbers_back = random_numbers()
     grad, filters = torch.is_grad_enabled(), warnings.filters
     threads, collecting = torch.get_num_threads(), gc.isenabled()
+    put_modes_back = _modes()
+    hooks = [(there, set(there)) for there in _HOOKS_OF_ALL_MODULES]
 
     def put_back() -> None:
         put_random_numbers_back()
+        put_modes_back()
+        for there, before in hooks:
+            for hook in there.keys() - before:
+                there.pop(hook, None)
         torch._C._set_grad_enabled(grad)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
@@ -70,6 +92,24 @@ def _state() -> Callable[[], None]:
             # Python then forgets what it cached for the other filters.
             with warnings.catch_warnings():
                 pass
+
+    return put_back
+
+
+def _modes() -> Callable[[], None]:
+    """Takes off the modes that were entered since: no `with` does, if its `__enter__` was hit."""
+    dispatch_modes = torch._C._len_torch_dispatch_stack()
+    function_modes = torch._C._len_torch_function_stack()
+    # By these torch.compile decides whether it compiles at all.
+    flags = {name: getattr(_dispatch, name) for name in _DISPATCH_FLAGS}
+
+    def put_back() -> None:
+        while torch._C._len_torch_dispatch_stack() > dispatch_modes:
+            _dispatch._pop_mode()
+        while torch._C._len_torch_function_stack() > function_modes:
+            _overrides._pop_mode()
+        vars(_dispatch).update(flags)
+        _dispatch.set_is_in_mode_without_ignore_compile_internals(flags[_DISPATCH_FLAGS[-1]])
 
     return put_back
 

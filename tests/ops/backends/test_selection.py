@@ -136,9 +136,12 @@ def test_without_kernels_torch_serves_and_the_problem_is_told(
     monkeypatch.setattr(kernel_build, "build_problem", lambda: "there is no compiler; get one")
     choice = select(BLOCK, SHAPES, torch.float32, CPU)
     assert choice.backend.name == "torch"
-    own, *of_gpus = map(str, choice.passed_over)
-    assert own == "cpu: there is no compiler; get one"
-    assert all("it runs on cuda; the tensors are on cpu" in other for other in of_gpus)
+    own, *of_gpus = choice.passed_over
+    assert str(own) == "cpu: there is no compiler; get one"
+    assert own.runs_there
+    for other in of_gpus:
+        assert "it runs on cuda; the tensors are on cpu" in str(other)
+        assert not other.runs_there
     with pytest.raises(UnsupportedError, match="there is no compiler; get one"):
         select(BLOCK, SHAPES, torch.float32, CPU, name="cpu")
 

@@ -59,6 +59,7 @@ class BackendRefusal:
 
     backend: str
     reasons: tuple[str, ...]
+    runs_there: bool  # whether it runs on the device at all
 
     def __str__(self) -> str:
         return f"{self.backend}: {'; '.join(self.reasons)}"
@@ -108,7 +109,13 @@ def select(
             backend.unsupported_reasons(block, shapes, dtype, device, wanted)
         )
     refusals = {
-        n: BackendRefusal(backend=n, reasons=reasons) for n, reasons in found.items() if reasons
+        b.name: BackendRefusal(
+            backend=b.name,
+            reasons=found[b.name],
+            runs_there=b.abilities.runs_on([device.type]),
+        )
+        for b in backends
+        if found[b.name]
     }
     usable = [b for b in backends if b.name not in refusals]
     if name is not None:
