@@ -8,6 +8,8 @@ from tests.behaviours.harness import K, Mlp, Steps, X, attempt, either, inside, 
 from tests.support.helpers import fixed
 from torch import Tensor
 
+from torchweld import Inputs
+
 BATCH = X.view(2, 4, K)
 
 
@@ -187,6 +189,55 @@ _branching_on_rows("an_integer_of_the_rows", "int(x.shape[0]) == 5")
 _branching_on_rows("a_range_of_the_rows", "5 in range(x.shape[0] - 1, x.shape[0] + 1)")
 _branching_on_rows("bytes", "x.nbytes == 240")
 _branching_on_rows("the_stride_of_a_transpose", "x.t().contiguous().stride(0) == 5")
+# Symbols for sizes are no ints, and their comparisons are objects.
+_branching_on_rows("a_comparison_that_is_true", "(x.shape[0] == 5) is True")
+_branching_on_rows("a_comparison_that_is_not_false", "(x.shape[0] != 5) is False")
+_branching_on_rows("a_comparison_of_elements_that_is_true", "(x.numel() == 60) is True")
+_branching_on_rows("a_comparison_that_is_kept", "{'five': x.size(0) == 5}['five'] is True")
+_branching_on_rows("rows_that_are_an_int", "isinstance(x.shape[0], int) and x.shape[0] == 5")
+_branching_on_rows("sizes_that_are_ints", "5 in [n for n in x.shape if isinstance(n, int)]")
+_branching_on_rows("an_attribute_of_the_rows", "getattr(x.shape[0], 'real', 4) == 5")
+
+
+@welded(inputs=[fixed(2, 3, K), fixed(8, 9, K)])
+def sizes_that_are_one_object() -> Steps:
+    """Python keeps one object for each small number."""
+
+    class Model(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.down(F.gelu(self.up(x)))
+            rows, columns = x.shape[:2]
+            return y.tanh() if rows is columns else y
+
+    model = yield Model()
+    yield inside(model(fixed(2, 3, K)))
+    yield model(fixed(4, 4, K))
+    yield model(fixed(5, 5, K))
+
+
+@welded(inputs=ROWS)
+def rows_that_are_asked_for_a_view_alone() -> Steps:
+    class Model(Mlp):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            rows = x.shape[0]
+            y: Tensor = self.down(F.gelu(self.up(x.reshape(rows, -1))))
+            return y.view(rows, -1) if mask is None else y
+
+    model = yield Model()
+    yield inside(model(fixed(7, K)))
+    yield inside(model(fixed(31, K)))
+
+
+@welded(inputs=Inputs(X, mask=fixed(8, K)))
+def a_comparison_of_another_arguments_rows_that_is_true() -> Steps:
+    class Model(Mlp):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            y: Tensor = self.down(F.gelu(self.up(x)))
+            return y.tanh() if (mask.shape[0] == 3) is True else y
+
+    model = yield Model()
+    yield inside(model(X, mask=fixed(8, K)))
+    yield model(X, mask=X[:3])
 
 
 @either(inputs=ROWS)

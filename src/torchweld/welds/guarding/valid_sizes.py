@@ -3,17 +3,15 @@
 In: a module, a recorded call, and a pattern of leading sizes. Out: whether all such sizes compute
 the same. The module was traced on the sizes of its calls. Here it runs once more on a fake tensor
 whose leading sizes are symbols for any of 2, 3, 4, … Every size gives the same graph if no branch
-asked for more than that, no size was used as a number, and the result has the argument's rows. A
-size of 1 is a case of its own, because torch and models treat it differently.
+asked for more than that, no size was used as a number, the result has the argument's rows, and the
+code takes the same way on numbers. A size of 1 is a case of its own, because torch and models treat
+it differently.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import CodeType, FrameType, FunctionType
+from dataclasses import dataclass
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -25,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchweld.core.passing_exceptions import says_nothing
+from torchweld.welds.guarding.size_questions import SYMBOLS, SizeQuestions
 from torchweld.welds.refusal_reasons import op_name
 from torchweld.welds.tracing.call_recording import Signature, TensorSpec
 from torchweld.welds.tracing.forward_trace import (
@@ -69,41 +68,77 @@ def same_for_all_sizes(
     module: nn.Module, signature: Signature, argument: str, pattern: str, out_features: int
 ) -> bool:
     """Whether all calls whose leading sizes have this pattern of ones compute the same."""
-    env, watch = ShapeEnv(duck_shape=False), _SizeWatch()
+    patterns = {name: pattern if name == argument else None for name in tensor_specs(signature)}
+    try:
+        with_symbols = _run(module, signature, argument, patterns, symbols=True)
+        # Symbols behave like numbers where the code took the same way on both.
+        with_numbers = _run(module, signature, argument, patterns, symbols=False)
+    except Exception as error:
+        if says_nothing(error):
+            raise
+        return False  # nothing is proved if the module does not run on symbols
+    return (
+        with_symbols.shape == (*with_symbols.rows, str(out_features))
+        and not with_symbols.decided
+        and with_symbols.questions.steps == with_numbers.questions.steps
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SizedRun:
+    """A run of a module. Sizes are given as text: numbers, or symbols.
+
+    `decided`: something that ran depended on the value of a size.
+    """
+
+    rows: tuple[str, ...]  # leading sizes of the argument
+    shape: tuple[str, ...] | None  # of the result; None if that is no tensor
+    decided: bool
+    questions: SizeQuestions
+
+
+def _run(
+    module: nn.Module,
+    signature: Signature,
+    argument: str,
+    patterns: dict[str, str | None],
+    *,
+    symbols: bool,
+) -> _SizedRun:
+    """On fake tensors of these patterns, with symbols or numbers for their sizes."""
+    env, watch, questions = ShapeEnv(duck_shape=False), _SizeWatch(), SizeQuestions()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     try:
         own: list[Tensor] = [
             faked(fake, t, static_shapes=True) for t in own_tensors(module).values()
         ]
         given = {
-            name: _symbolic(fake, spec, pattern if name == argument else None)
+            name: _sized(fake, spec, patterns[name], symbols)
             for name, spec in tensor_specs(signature).items()
         }
-        expected = [*map(str, given[argument].shape[:-1]), str(out_features)]
-        with in_call(module, signature), fake, watch, _watched_texts(watch):
+        rows = tuple(map(str, given[argument].shape[:-1]))
+        with in_call(module, signature), fake, watch, questions.watching():
             y = called(module, signature, own, list(given.values()))
-    except Exception as error:
-        if says_nothing(error):
-            raise
-        return False  # nothing is proved if the module does not run on symbols
+        shape = tuple(map(str, y.shape)) if isinstance(y, Tensor) else None
     finally:
         forget_tensors(fake)
-    same_shape = isinstance(y, Tensor) and [*map(str, y.shape)] == expected
-    return (
-        same_shape
-        and not watch.used
-        and not env.replacements
-        and all(_always(guard.expr) for guard in env.guards)
+    decided = (
+        watch.used
+        or questions.escaped
+        or questions.compared_identity
+        or bool(env.replacements)
+        or not all(_always(guard.expr) for guard in env.guards)
     )
+    return _SizedRun(rows=rows, shape=shape, decided=decided, questions=questions)
 
 
-def _symbolic(fake: FakeTensorMode, spec: TensorSpec, pattern: str | None) -> Tensor:
-    """A fake tensor with symbols for all sizes except those of 1 and the last size of x."""
+def _sized(fake: FakeTensorMode, spec: TensorSpec, pattern: str | None, symbols: bool) -> Tensor:
+    """A fake tensor; `symbols`: for all sizes except those of 1 and the last size of x."""
     ones = pattern_of(spec.shape) if pattern is None else f"{pattern}1"
     sizes = example_sizes(ones)
     if pattern is not None:
         sizes[-1] = spec.shape[-1]
-    kinds = [DimDynamic.DYNAMIC if one == "n" else DimDynamic.STATIC for one in ones]
+    kinds = [DimDynamic.DYNAMIC if symbols and one == "n" else DimDynamic.STATIC for one in ones]
     example = torch.empty(sizes, dtype=spec.dtype, device=spec.device)
     made: Tensor = fake.from_tensor(
         example.requires_grad_(spec.requires_grad),
@@ -142,7 +177,7 @@ _ARRANGING = frozenset(
 
 
 class _SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices a size that an op uses as a number, or that is written as text."""
+    """Notices a size that an op uses as a number."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -151,40 +186,5 @@ class _SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = op_name(func).rpartition(".")[2]
         if name not in _ARRANGING:
-            symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-            self.used |= any(isinstance(leaf, symbols) for leaf in tree_leaves((args, kwargs)))
+            self.used |= any(isinstance(leaf, SYMBOLS) for leaf in tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
-
-
-def _text_codes() -> frozenset[CodeType]:
-    found = []
-    for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
-        for name in ("__repr__", "__str__", "__format__", "__hash__", "_sympy_"):
-            method = kind.__dict__.get(name)
-            if isinstance(method, FunctionType):
-                found.append(method.__code__)
-    return frozenset(found)
-
-
-_TEXTS = _text_codes()
-
-
-@contextmanager
-def _watched_texts(watch: _SizeWatch) -> Iterator[None]:
-    """Notices sizes written as text, which add no condition."""
-
-    def event(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code in _TEXTS:
-            caller = frame.f_back
-            file = caller.f_code.co_filename if caller is not None else ""
-            watch.used |= not file.startswith(_TORCH)
-
-    before = sys.getprofile()
-    sys.setprofile(event)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-
-
-_TORCH = torch.__file__.rpartition("__init__")[0]

@@ -1,0 +1,134 @@
+"""What a module's own code asks of sizes while it runs on symbols instead of numbers.
+
+A symbol notes the conditions that were decided on it, and no others. Three things escape it, so
+they are watched here:
+
+- a comparison whose answer is an object that nobody asks for its truth: `(n == 3) is True`
+- text made of a size, or its hash
+- code that goes another way since a symbol is no int: `isinstance(n, int) and n == 3`. So what runs
+  is followed instruction by instruction, and must be what runs on numbers.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import mpmath
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from torchweld.welds.guarding.executed_code import is_users
+
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _codes(*names: str) -> frozenset[CodeType]:
+    """Of the methods of symbols with these names; of all without names."""
+    methods = [
+        method
+        for kind in SYMBOLS
+        for name, method in vars(kind).items()
+        if isinstance(method, FunctionType) and (not names or name in names)
+    ]
+    return frozenset(method.__code__ for method in methods)
+
+
+_TEXTS = _codes("__repr__", "__str__", "__format__", "__hash__", "_sympy_")
+_METHODS = _codes()
+_TRUTH = torch.SymBool.__bool__.__code__
+
+# They run inside of symbols, and count as torch.
+_PACKAGES = ("torch", "sympy", "mpmath")
+_FOLDERS = tuple(os.path.dirname(str(one.__file__)) + os.sep for one in (torch, sympy, mpmath))
+
+
+def _is_models(frame: FrameType) -> bool:
+    """Whether a frame runs code of the model."""
+    file = frame.f_code.co_filename
+    if file.startswith("<"):  # generated, as the methods of a dataclass are
+        name = str(frame.f_globals.get("__name__", ""))
+        return name.partition(".")[0] not in _PACKAGES and is_users(file)
+    return is_users(file) and not file.startswith(_FOLDERS)
+
+
+class SizeQuestions:
+    """What was asked while it watched.
+
+    `escaped`: a size was made text, or compared without a decision. `steps`: every instruction of
+    the model's code that ran. `compared_identity`: two objects were compared by `is`, neither of
+    them a constant; equal sizes may be one object or two.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[CodeType, int]] = []
+        self.compared_identity = False
+        self._written = False
+        self._undecided: dict[int, torch.SymBool] = {}
+
+    @property
+    def escaped(self) -> bool:
+        return self._written or bool(self._undecided)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        profiled, traced = sys.getprofile(), sys.gettrace()
+        sys.setprofile(self._on_symbol)
+        sys.settrace(self._on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(traced)
+            sys.setprofile(profiled)
+
+    # ---- symbols ----
+
+    def _on_symbol(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if code not in _METHODS:
+            return
+        if event == "call":
+            if code is _TRUTH:
+                self._undecided.pop(id(frame.f_locals["self"]), None)
+            elif code in _TEXTS and not _asked_by_torch(frame):
+                self._written = True
+        elif isinstance(argument, torch.SymBool) and not _asked_by_torch(frame):
+            self._undecided[id(argument)] = argument  # kept, so that its id stays its own
+
+    # ---- the path ----
+
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not _is_models(frame):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._on_step
+
+    def _on_step(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            at = frame.f_lasti
+            self.steps.append((frame.f_code, at))
+            self.compared_identity |= at in _identity_comparisons(frame.f_code)
+        return self._on_step
+
+
+def _asked_by_torch(method: FrameType) -> bool:
+    caller = method.f_back
+    return caller is not None and caller.f_code.co_filename.startswith(_FOLDERS)
+
+
+@functools.lru_cache(maxsize=1024)
+def _identity_comparisons(code: CodeType) -> frozenset[int]:
+    """Where this code compares by `is`, and not with a constant: None, True, a number, a text."""
+    found, constant = [], False
+    for one in dis.get_instructions(code):
+        if one.opname == "IS_OP" and not constant:
+            found.append(one.offset)
+        if one.opname not in ("CACHE", "EXTENDED_ARG"):
+            constant = one.opname in ("LOAD_CONST", "LOAD_SMALL_INT")
+    return frozenset(found)
