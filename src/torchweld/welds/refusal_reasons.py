@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__)
-_OWN = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "core", "model_inputs.py"))
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_EXAMPLES = os.path.join(_OURS, "models") + os.sep
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
 
 # Common ops in words, as messages show them.
@@ -72,9 +72,14 @@ def in_words(op: str) -> str:
     return _WORDS.get(op.rpartition(".")[2].removesuffix("_"), op)
 
 
+def is_ours(file: str) -> bool:
+    """Whether a file belongs to torchweld, except its built-in models."""
+    return file.startswith(_OURS) and not file.startswith(_EXAMPLES)
+
+
 def source_of(stack_trace: str | None) -> str:
     """The innermost line of the model's code in a formatted stack trace, as "modeling.py:212"."""
-    frames = [f for f in _FRAME.findall(stack_trace or "") if not f[0].startswith(_OWN)]
+    frames = [f for f in _FRAME.findall(stack_trace or "") if not is_ours(f[0])]
     own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
     return _place(*(own or frames)[-1]) if frames else ""
 
@@ -83,7 +88,7 @@ def raised_at(error: BaseException) -> str:
     """The innermost line of the model's code that an exception passed through."""
     trace: TracebackType | None = error.__traceback__
     lines = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(trace)]
-    own = [line for line in lines if not line[0].startswith((_TORCH, *_OWN))]
+    own = [line for line in lines if not line[0].startswith(_TORCH) and not is_ours(line[0])]
     return _place(*own[-1]) if own else ""
 
 
@@ -91,8 +96,9 @@ def called_from() -> str:
     """The innermost line of the model's code that is running now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((_TORCH, *_OWN)):
-            return _place(frame.f_code.co_filename, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if not file.startswith(_TORCH) and not is_ours(file):
+            return _place(file, frame.f_lineno)
         frame = frame.f_back
     return ""
 

@@ -22,13 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from torchweld.welds.guarding.bytecode_names import names_of
-from torchweld.welds.refusal_reasons import Refused, place_of_line
+from torchweld.welds.refusal_reasons import Refused, is_ours, place_of_line
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULES = os.path.dirname(nn.modules.__file__) + os.sep
 _MODULE = os.path.join(_MODULES, "module.py")
-_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
-_EXAMPLES = os.path.join(_HERE, "models") + os.sep
 _LIBRARY = tuple(
     {path + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path}
 )
@@ -49,11 +47,6 @@ def is_library(file: str) -> bool:
 def is_installed(file: str) -> bool:
     """Whether a file belongs to an installed package."""
     return file.startswith(_INSTALLED)
-
-
-def is_ours(file: str) -> bool:
-    """Whether a file belongs to torchweld, except its built-in models."""
-    return file.startswith(_HERE) and not file.startswith(_EXAMPLES)
 
 
 def is_users(file: str) -> bool:
