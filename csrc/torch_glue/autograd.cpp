@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include "argument_checks.h"
@@ -58,81 +59,110 @@ variable_list spread(std::vector<Tensor> found, const c10::List<bool>& needed, s
 // Not so a tracer's tensors, and meta tensors.
 bool has_own_memory(const Tensor& t) {
   const c10::DispatchKeySet traced({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
-  return t.has_storage() && !t.is_meta() && !t.key_set().has_any(traced);
+  return t.has_storage() && !t.is_meta() && !t.is_neg() && !t.key_set().has_any(traced);
 }
 
-// A tensor that stays what `t` is now, whatever becomes of t.data. Undefined for tensors without
-// memory of their own.
-Tensor alias_of(const Tensor& t) { return has_own_memory(t) ? t.variable_data() : Tensor(); }
+// Where the memory of a parameter was at the forward. Cheaper than an alias, which is a tensor.
+struct Place {
+  c10::Storage storage;
+  int64_t offset;
+  at::DimVector sizes, strides;
+  at::ScalarType dtype;
+
+  explicit Place(const Tensor& t)
+      : storage(t.storage()),
+        offset(t.storage_offset()),
+        sizes(t.sizes()),
+        strides(t.strides()),
+        dtype(t.scalar_type()) {}
+  bool holds(const Tensor& t) const {
+    return t.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl() &&
+           t.storage_offset() == offset && t.sizes() == sizes && t.strides() == strides &&
+           t.scalar_type() == dtype;
+  }
+  // The parameter as it was.
+  Tensor tensor(const Tensor& now) const {
+    at::NoGradGuard guard;
+    return at::empty({0}, now.options().dtype(dtype)).set_(storage, offset, sizes, strides);
+  }
+};
+
+// What a node keeps for its backward beside the tensors that autograd keeps.
+struct KeptFacts : torch::CustomClassHolder {
+  std::string spec;
+  const WayOps* ops = nullptr;  // of a chain
+  size_t params = 0, saved = 0;
+  std::vector<Place> places;  // of the parameters; empty if one has no memory of its own
+};
 
 // What a node keeps for its backward: x, params, pre-activations, masks, in this order.
 //
 // If a parameter gets other memory before the backward (`p.data = …`), eager's products still see
-// the memory of the forward. So do ours: they read
-// aliases of the parameters as they were.
+// the memory of the forward. So do ours: they read the parameters as they were.
 struct Kept {
   variable_list all;
-  std::vector<Tensor> aliases;  // of the parameters; empty: they themselves
-  size_t params, saved;
-  std::string spec;
+  c10::intrusive_ptr<KeptFacts> facts;
+  std::vector<Tensor> as_they_were;  // the parameters; empty: they themselves
 
   static void keep(AutogradContext* ctx, const Tensor& x, TensorList params, TensorList saved,
-                   TensorList masks, const std::string& spec) {
-    variable_list all{x};
+                   TensorList masks, const std::string& spec, const WayOps* ops = nullptr) {
+    variable_list all;
+    all.reserve(1 + params.size() + saved.size() + masks.size());
+    all.push_back(x);
     for (TensorList part : {params, saved, masks}) all.insert(all.end(), part.begin(), part.end());
     ctx->save_for_backward(std::move(all));
-    ctx->saved_data["params"] = int64_t(params.size());
-    ctx->saved_data["saved"] = int64_t(saved.size());
-    ctx->saved_data["spec"] = spec;
-    std::vector<Tensor> aliases;
-    for (const Tensor& p : params) aliases.push_back(alias_of(p));
-    const auto defined = [](const Tensor& t) { return t.defined(); };
-    if (std::all_of(aliases.begin(), aliases.end(), defined))
-      ctx->saved_data["aliases"] = std::move(aliases);
+    auto facts = c10::make_intrusive<KeptFacts>();
+    facts->spec = spec;
+    facts->ops = ops;
+    facts->params = params.size();
+    facts->saved = saved.size();
+    if (std::all_of(params.begin(), params.end(), has_own_memory))
+      facts->places = std::vector<Place>(params.begin(), params.end());
+    ctx->saved_data["facts"] = c10::IValue::make_capsule(std::move(facts));
   }
   explicit Kept(AutogradContext* ctx)
       : all(ctx->get_saved_variables()),
-        params(size_t(ctx->saved_data["params"].toInt())),
-        saved(size_t(ctx->saved_data["saved"].toInt())),
-        spec(ctx->saved_data["spec"].toStringRef()) {
-    const auto found = ctx->saved_data.find("aliases");
-    if (found == ctx->saved_data.end()) return;
-    aliases = found->second.toTensorVector();
-    if (!at::GradMode::is_enabled()) return;
+        facts(c10::static_intrusive_pointer_cast<KeptFacts>(
+            ctx->saved_data.at("facts").toCapsule())) {
+    const std::vector<Place>& places = facts->places;
+    const TensorList now = TensorList(all).slice(1, facts->params);
+    if (std::equal(places.begin(), places.end(), now.begin(),
+                   [](const Place& place, const Tensor& t) { return place.holds(t); }))
+      return;
     // A second derivative needs the parameters themselves.
-    for (size_t i = 0; i < params; ++i)
-      TORCHWELD_CHECK(aliases[i].is_alias_of(all[1 + i]),
-                      "torchweld: the memory of a parameter was replaced (.data = …) between the "
-                      "forward and a backward with create_graph=True; run the forward again");
-    aliases.clear();
+    TORCHWELD_CHECK(!at::GradMode::is_enabled(),
+                    "torchweld: the memory of a parameter was replaced (.data = …) between the "
+                    "forward and a backward with create_graph=True; run the forward again");
+    for (size_t i = 0; i < places.size(); ++i) as_they_were.push_back(places[i].tensor(now[i]));
   }
 
   const Tensor& x() const { return all[0]; }
+  size_t params() const { return facts->params; }
+  const std::string& spec() const { return facts->spec; }
   TensorList of_params() const {
-    return aliases.empty() ? TensorList(all).slice(1, params) : TensorList(aliases);
+    return as_they_were.empty() ? TensorList(all).slice(1, params()) : TensorList(as_they_were);
   }
-  TensorList of_saved() const { return TensorList(all).slice(1 + params, saved); }
-  TensorList of_masks() const { return TensorList(all).slice(1 + params + saved); }
+  TensorList of_saved() const { return TensorList(all).slice(1 + params(), facts->saved); }
+  TensorList of_masks() const { return TensorList(all).slice(1 + params() + facts->saved); }
 };
 
 struct ChainFunction : torch::autograd::Function<ChainFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, TensorList params, TensorList masks,
                         const std::string& spec, bool recompute, const std::string& way) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const std::vector<Tensor> results =
-        way_ops(way).saving.call(x, params, masks, spec, !recompute);
-    Kept::keep(ctx, x, params, TensorList(results).slice(1), masks, spec);
-    ctx->saved_data["way"] = way;
+    const WayOps& ops = way_ops(way);
+    const std::vector<Tensor> results = ops.saving.call(x, params, masks, spec, !recompute);
+    Kept::keep(ctx, x, params, TensorList(results).slice(1), masks, spec, &ops);
     return results[0];
   }
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const Kept kept(ctx);
-    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params);
-    const size_t inputs = 1 + kept.params + kept.of_masks().size() + 3;  // spec, recompute, way
-    const WayOps& ops = way_ops(ctx->saved_data["way"].toStringRef());
-    return spread(ops.backward.call(grad[0], kept.x(), kept.of_params(), kept.of_saved(),
-                                    kept.of_masks(), kept.spec, needed),
-                  needed, inputs);
+    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params());
+    const size_t inputs = 1 + kept.params() + kept.of_masks().size() + 3;  // spec, recompute, way
+    return spread(
+        kept.facts->ops->backward.call(grad[0], kept.x(), kept.of_params(), kept.of_saved(),
+                                       kept.of_masks(), kept.spec(), needed),
+        needed, inputs);
   }
 };
 
@@ -148,10 +178,10 @@ struct GroupFunction : torch::autograd::Function<GroupFunction> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Kept kept(ctx);
-    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params);
+    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params());
     return spread(training_ops().group_backward.call(grads, kept.x(), kept.of_params(),
-                                                     kept.of_saved(), kept.spec, needed),
-                  needed, 1 + kept.params + 1);
+                                                     kept.of_saved(), kept.spec(), needed),
+                  needed, 1 + kept.params() + 1);
   }
 };
 
