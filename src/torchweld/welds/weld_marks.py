@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
+
+from torchweld.core.argument_checks import check_model
 
 KEY = "_torchweld"  # the only name that a weld adds to a module's __dict__
 PLAN_KEY = "_torchweld_plan"  # in the root's __dict__: the plan by which the model was welded
@@ -21,3 +25,10 @@ def plain_root(model: nn.Module) -> nn.Module:
     """The model itself, or the model inside a torch.compile wrapper."""
     inner = model.__dict__.get("_modules", {}).get("_orig_mod")
     return inner if isinstance(inner, nn.Module) else model
+
+
+def checked_root(model: Any) -> nn.Module:
+    """The model itself, or what torch.compile has wrapped; a TorchweldError if it is no model."""
+    check_model("torchweld", model)
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else checked_root(inner)
