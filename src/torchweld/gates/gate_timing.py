@@ -19,7 +19,7 @@ from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import duration
 from torchweld.gates.gate_advice import clock_remedies
-from torchweld.gates.gate_outcome import TimeVerdict, Verdict
+from torchweld.gates.gate_outcome import GateVerdict, TimeVerdict
 from torchweld.gates.gated_model import Clock, Subject
 from torchweld.numerics.model_check import step_of
 from torchweld.timing import CallableSide, Comparison, Side, compare
@@ -37,7 +37,7 @@ SAME_STATE = 0.10
 TRIES = 2
 
 Measure = Callable[[], Comparison]
-Look = Callable[["Comparison", "SeenTime"], tuple[Verdict, str]]
+Look = Callable[["Comparison", "SeenTime"], tuple[GateVerdict, str]]
 
 
 # ---- measuring ----
@@ -198,7 +198,7 @@ def against_history(kept: KeptTime, measure: Measure, again: Measure, clock: Clo
     """Whether the speed-up over the model's own code is what it was, on the same machine."""
     low, high = kept.interval
 
-    def look(_: Comparison, now: SeenTime) -> tuple[Verdict, str]:
+    def look(_: Comparison, now: SeenTime) -> tuple[GateVerdict, str]:
         change = now.speedup / kept.speedup - 1.0
         if now.interval[1] < low and change < -clock.tolerance:
             if other := kept.other_state(now):
@@ -221,7 +221,7 @@ def against_history(kept: KeptTime, measure: Measure, again: Measure, clock: Clo
 def against_other(workload: str, other: str, measure: Measure, clock: Clock) -> TimeVerdict:
     """Whether this model is as fast as another one, which ran in the same rounds."""
 
-    def look(found: Comparison, now: SeenTime) -> tuple[Verdict, str]:
+    def look(found: Comparison, now: SeenTime) -> tuple[GateVerdict, str]:
         if found.verdict == "slower" and 1.0 / now.speedup > 1.0 + clock.tolerance:
             return "slower", f"it takes {1.0 / now.speedup - 1.0:.1%} longer"
         if found.verdict == "faster" and now.speedup > 1.0 + clock.tolerance:
@@ -237,7 +237,7 @@ class Tried:
 
     found: Comparison
     seen: SeenTime | NotMeasured
-    verdict: Verdict
+    verdict: GateVerdict
     reason: str
 
 
@@ -286,7 +286,7 @@ def _tried(measure: Measure, look: Look, tolerance: float) -> Tried:
     return Tried(found=found, seen=seen_in(found), verdict=verdict, reason=reason)
 
 
-def _seen(found: Comparison, look: Look, tolerance: float) -> tuple[Verdict, str]:
+def _seen(found: Comparison, look: Look, tolerance: float) -> tuple[GateVerdict, str]:
     """A clear difference may have any interval; "as before" needs a narrow one."""
     seen = seen_in(found)
     if found.verdict == "not measured" or isinstance(seen, NotMeasured):
