@@ -22,13 +22,12 @@ def plain_class(kind: type) -> type:
 
 
 def plain_root(model: nn.Module) -> nn.Module:
-    """The model itself, or the model inside a torch.compile wrapper."""
+    """The model itself, or the model inside torch.compile's wrappers."""
     inner = model.__dict__.get("_modules", {}).get("_orig_mod")
-    return inner if isinstance(inner, nn.Module) else model
+    return plain_root(inner) if isinstance(inner, nn.Module) else model
 
 
 def checked_root(model: Any) -> nn.Module:
-    """The model itself, or what torch.compile has wrapped; a TorchweldError if it is no model."""
+    """`plain_root` of what a user gave as the model; a TorchweldError if it is none."""
     check_model("torchweld", model)
-    inner = model._modules.get("_orig_mod")
-    return model if inner is None else checked_root(inner)
+    return plain_root(model)
