@@ -317,7 +317,7 @@ def _rival(
     if clock is None or (against is None and worktree is None):
         yield None
         return
-    from torchweld.gates.rivalry import Contender, rivalry  # processes, for who wants a rival
+    from torchweld.gates.rivalry import Contender, rivalry  # starts processes, so only if needed
 
     here = Contender(folder=Path.cwd(), target=target)
     other = Contender(folder=(worktree or Path.cwd()).resolve(), target=against or target)

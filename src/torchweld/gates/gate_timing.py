@@ -28,9 +28,9 @@ from torchweld.welds.swapping.module_faces import Face
 ITSELF = "the model with welding disabled"
 # A comparison is made to these shares of the tolerance, so that its interval does not use it up.
 THRESHOLD, PRECISION = 0.2, 0.3
-# By how much the time of the model's own code may differ from the baseline's. Beyond, the machine
-# is in another state: on two shared cores a speed-up went from 1.23 to 1.40 within a minute, while
-# eager went from 1.7 to 2.3 ms.
+# The time of the model's own code may differ this much from the baseline's. Beyond that, the
+# machine is in another state: on two shared cores a speed-up went from 1.23 to 1.40 within a
+# minute, while eager went from 1.7 to 2.3 ms.
 SAME_STATE = 0.10
 
 # A comparison that cannot tell is made once more.

@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 
 def all_or_nothing(function: Callable[P, T]) -> Callable[P, T]:
-    """Whatever is raised, an interrupt too, leaves the model welded as it was.
+    """For a function whose first argument is `model`: if it raises, the model is welded as before.
 
-    Of a function whose first argument is `model`.
+    That holds for interrupts too.
     """
 
     @functools.wraps(function)
@@ -97,7 +97,7 @@ def _listed(decisions: Iterable[Decision]) -> list[Decision]:
 
 @all_or_nothing
 def reweld(model: nn.Module, decisions: Iterable[Decision], plan: object = None) -> nn.Module:
-    """As `weld`, and undoes all that the decisions do not name; notes the plan it was done by.
+    """Does what `weld` does, undoes all that the decisions do not name, and keeps the plan.
 
     Everything is prepared first: whoever calls the model meanwhile meets the original code, or what
     was welded before, or what is welded now.
