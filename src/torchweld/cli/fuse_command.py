@@ -36,8 +36,9 @@ NOT_MEASURED = 2
 
 
 @click.command(
+    short_help="Weld a model: verified, measured, explained.",
     epilog="Examples:  torchweld fuse;  torchweld fuse hf:gpt2 --input input_ids=1x1:int64;  "
-    "torchweld fuse my/model.py:make --input 8x768 --out plan.json"
+    "torchweld fuse my/model.py:make --input 8x768 --out plan.json",
 )
 @click.argument("target", required=False)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
