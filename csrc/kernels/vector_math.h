@@ -1,7 +1,7 @@
 // exp, log1p, tanh and the like on registers. fp32 functions are polynomials after range reduction,
-// at most 2 ulp from the exact value (tests/core/test_activations.py goes through every exponent). fp64
-// calls libm lane by lane; it serves gradient checks. The coefficients are our own minimax fits, by
-// weighted least squares in 40 digits.
+// at most 2 ulp from the exact value (tests/core/test_activations.py goes through every exponent).
+// fp64 calls libm lane by lane; it serves gradient checks. The coefficients are our own minimax
+// fits, by weighted least squares in 40 digits.
 #pragma once
 #include <cmath>
 

@@ -1,8 +1,8 @@
 // torchweld._C.Watch: whether everything that a welded module depends on is unchanged.
 //
-// Python code collects the facts once (welds/guarding/guard.py). `holds` compares all of them by address
-// at every call, in 0.7 us for the five modules of an RL policy (Zen 4), and never calls back into
-// Python code. After a "no" the caller compares by value, and says what has changed.
+// Python code collects the facts once (welds/guarding/guard.py). `holds` compares all of them by
+// address at every call, in 0.7 us for the five modules of an RL policy (Zen 4), and never calls
+// back into Python code. After a "no" the caller compares by value, and says what has changed.
 #pragma once
 #include <Python.h>
 

@@ -4,9 +4,9 @@
 // The first member of a group that is called with an x leads: it runs the group op for all members,
 // and keeps the outputs of the others together with a copy of x. If another member is called in the
 // same thread with an x of the same bytes, it takes its output, once. The bytes are compared, so an
-// edit of x is noticed, whatever alias it went through. The member's packed copy is compared with its
-// weights again. A group reads packed copies only: without one, a block reads its weights at every
-// call and cannot be stale, while a group would read them at its first member's call.
+// edit of x is noticed, whatever alias it went through. The member's packed copy is compared with
+// its weights again. A group reads packed copies only: without one, a block reads its weights at
+// every call and cannot be stale, while a group would read them at its first member's call.
 //
 // Whether a member may be served at all is decided when it is called. A lead does not ask for the
 // others: the output of a member that may not be served is dropped.

@@ -1,12 +1,13 @@
 // The ops under torch.ops.torchweld: schemas, and one kernel per dispatch key.
 //
-//   chain         CPU: our kernels. Any other device: the composition. Meta: shapes only.
+//   chain         CPU: our kernels. CUDA: a way of src/torchweld/ops/gpu, if Triton is there. Any
+//                 other device: the composition. Meta: shapes only.
 //   group         the same, several outputs.
 //   pack          weights of a chain or group as panels in one byte tensor, for inference.
 //   *_packed      CPU, reading that tensor; group_of_packed reads one per member. Not
 //                 differentiable; the caller makes sure that it is fresh. Only the tensor's
-//                 contents say how many features come out; src/torchweld/ops/ handles tensors that have only
-//                 shapes.
+//                 contents say how many features come out; src/torchweld/ops/ handles tensors that
+//                 have only shapes.
 //   chain_way     chain_training in one of a GPU's ways, <way>_saving and <way>_backward: the
 //                 kernels of src/torchweld/ops/gpu and csrc/cuda.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps

@@ -13,7 +13,8 @@ from torch import nn
 
 from torchweld.core.errors import TorchweldError
 from torchweld.models import DEMO, MODELS
-from torchweld.models.targets import parse_input, resolve, smallest_table
+from torchweld.models.targets import resolve
+from torchweld.models.typed_inputs import parse_input, smallest_table
 
 NET = """
 import torch

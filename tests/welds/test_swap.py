@@ -35,15 +35,8 @@ from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import kernel_build
 from torchweld.numerics.numerical_rule import check_block
 from torchweld.welds.found_blocks import Call
-from torchweld.welds.swapping.swap import (
-    decisions_of,
-    is_welded,
-    stats,
-    undo,
-    weld,
-    welded_paths,
-    why_not,
-)
+from torchweld.welds.swapping.decision_fitting import why_not
+from torchweld.welds.swapping.swap import decisions_of, is_welded, stats, undo, weld, welded_paths
 from torchweld.welds.weld_decisions import Choice, Decision
 
 pytestmark = [

@@ -375,7 +375,9 @@ def judged(done: Bench) -> list[GoalVerdict]:
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--csv", "csv_wanted", is_flag=True, help="Print CSV instead of tables.")
 def bench(**options: Any) -> int:
-    """Measure fused blocks, or a whole model, against eager and others, numbers checked first.
+    """Measure blocks or models against other runtimes.
+
+    Numbers are checked first.
 
     Options that take a list are given with commas, or once for each value. TARGET is
     package.module:factory, path/to/file.py:factory, a built-in model or hf:<model type>; eager is

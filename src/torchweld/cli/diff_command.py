@@ -15,8 +15,9 @@ EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command(
+    short_help="Show what changed between two profiles, by module.",
     epilog="Example: torchweld profile --save a.json; torchweld profile --save b.json; "
-    "torchweld diff a.json b.json"
+    "torchweld diff a.json b.json",
 )
 @click.argument("a", type=EXISTING)
 @click.argument("b", type=EXISTING)

@@ -36,8 +36,9 @@ NOT_MEASURED = 2
 
 
 @click.command(
+    short_help="Weld a model: verified, measured, explained.",
     epilog="Examples:  torchweld fuse;  torchweld fuse hf:gpt2 --input input_ids=1x1:int64;  "
-    "torchweld fuse my/model.py:make --input 8x768 --out plan.json"
+    "torchweld fuse my/model.py:make --input 8x768 --out plan.json",
 )
 @click.argument("target", required=False)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
@@ -104,13 +105,8 @@ def fuse(
     beyond noise and its numbers are as good as eager's. The plan says why for every block. The exit
     code is 2 if nothing was welded because blocks could not be measured.
     """
-    given_times = {"--quick": quick, "--budget": budget is not None, "--no-measure": no_measure}
-    if sum(given_times.values()) > 1:
-        both = " and ".join(option for option, given in given_times.items() if given)
-        raise TorchweldError(f"{both} each set the time for measuring; give only one")
-    if recompute is not None and not training:
-        given = "--recompute" if recompute else "--no-recompute"
-        raise TorchweldError(f"{given} says what is kept for a backward; give --training too")
+    _check_times({"--quick": quick, "--budget": budget is not None, "--no-measure": no_measure})
+    _check_recompute(recompute, training)
     check_page_name("--report", report_file)
     check_targets({"--out": out, "--report": report_file}, force)
     where = checked_device(device)
@@ -165,6 +161,20 @@ def fuse(
                 put([*made.dependencies().split("\n"), ""], console)
             put(_lines(made, chosen.notes, details), console)
     return NOT_MEASURED if not made.decisions and made.outcomes["not measured"] else 0
+
+
+def _check_times(given: dict[str, bool]) -> None:
+    """Raises if more than one of the options is given."""
+    if sum(given.values()) > 1:
+        both = " and ".join(option for option, is_given in given.items() if is_given)
+        raise TorchweldError(f"{both} each set the time for measuring; give only one")
+
+
+def _check_recompute(recompute: bool | None, training: bool) -> None:
+    """Raises if what is kept for a backward is given without one."""
+    if recompute is not None and not training:
+        given = "--recompute" if recompute else "--no-recompute"
+        raise TorchweldError(f"{given} says what is kept for a backward; give --training too")
 
 
 def _profiled(chosen: Target, training: bool, done: str) -> Profile:

@@ -39,6 +39,7 @@ FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 @click.command(
     "gate",
+    short_help="Fail if a model is less fused, or slower, than its baseline.",
     epilog="Examples:  torchweld gate --baseline main my/model.py:make --accept;  "
     "torchweld gate --baseline main my/model.py:make;  "
     "torchweld gate --baseline main gpt --against-worktree ../main",
@@ -113,12 +114,12 @@ def gate_verb(
 
     Exit code 1 if any counter is worse (kernels, ops, allocations, bytes moved, blocks welded), or
     if the model is slower beyond noise and tolerance in two comparisons. 2 if the baseline does not
-    exist, or its time cannot be compared here. The time is that of the welded model against its own
-    code in the same rounds, and that ratio against the baseline's; it is compared only where the
-    machine and its set-up are the same.
+    exist, or its time cannot be compared here. The welded model is timed against its own code, in
+    the same rounds. The speed-up is compared with the baseline's if machine and set-up are the
+    same.
 
-    --accept writes nothing, with exit code 2, where no block is welded: because none could be
-    measured, or because none is faster, which --empty accepts.
+    If no block is welded, --accept writes nothing, and the exit code is 2. --empty accepts that,
+    unless blocks could not be measured.
     """
     effort = Effort(quick=quick, budget_s=budget, measure=not no_measure, empty=empty)
     _check_rival(against, worktree, accepting, no_time)
@@ -317,7 +318,7 @@ def _rival(
     if clock is None or (against is None and worktree is None):
         yield None
         return
-    from torchweld.gates.rivalry import Contender, rivalry  # processes, for who wants a rival
+    from torchweld.gates.rivalry import Contender, rivalry  # starts processes, so only if needed
 
     here = Contender(folder=Path.cwd(), target=target)
     other = Contender(folder=(worktree or Path.cwd()).resolve(), target=against or target)

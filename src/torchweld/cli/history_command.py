@@ -38,6 +38,7 @@ def _options(command: Command) -> Command:
 
 @click.group(
     invoke_without_command=True,
+    short_help="List, show, compare and delete kept runs.",
     epilog="Examples:  torchweld fuse gpt --save main;  torchweld history;  "
     "torchweld history show main;  torchweld history compare main~1 main",
 )
@@ -63,7 +64,7 @@ def history(context: click.Context, file: Path | None, json_wanted: bool) -> int
 def list_runs(
     context: click.Context, name: str | None, file: Path | None, json_wanted: bool
 ) -> int:
-    """All runs, the newest first, or those of one NAME."""
+    """List all runs, the newest first, or those of one NAME."""
     return _list(*_given(context, file, json_wanted), name)
 
 
@@ -72,7 +73,10 @@ def list_runs(
 @_options
 @click.pass_context
 def show(context: click.Context, name: str, file: Path | None, json_wanted: bool) -> int:
-    """One run: where it was measured, and what came out; with --json the raw samples too."""
+    """Show one run: where it was measured, and what came out.
+
+    --json prints the raw samples too.
+    """
     file, json_wanted = _given(context, file, json_wanted)
     with History.open(file) as opened:
         run = find_run(opened, name)
@@ -90,10 +94,12 @@ def show(context: click.Context, name: str, file: Path | None, json_wanted: bool
 @_options
 @click.pass_context
 def compare(context: click.Context, a: str, b: str, file: Path | None, json_wanted: bool) -> int:
-    """Two runs, cell by cell: medians of their times, and speed-ups.
+    """Compare two runs, cell by cell.
 
-    Figures of different machines or set-ups are not compared: what differs is said, and the exit
-    code is 2.
+    It shows medians of their times, and speed-ups.
+
+    Figures of different machines or set-ups are not compared: the output says what differs, and the
+    exit code is 2.
     """
     file, json_wanted = _given(context, file, json_wanted)
     with History.open(file) as opened:

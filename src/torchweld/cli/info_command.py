@@ -200,11 +200,17 @@ def render_peaks(info: Info) -> Iterator[RenderableType]:
     yield ""
 
 
-@click.command(epilog="Example: torchweld info --measure")
+@click.command(
+    short_help="Show this machine, and what torchweld can use of it.",
+    epilog="Example: torchweld info --measure",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--measure", is_flag=True, help="Measure this machine's peaks now, and keep them.")
 def info(as_json: bool, measure: bool) -> None:
-    """Show this machine: torch, CPU, instruction sets, peaks, and every backend with why (not)."""
+    """Show this machine: torch, CPU, instruction sets, peaks, and each backend.
+
+    For a backend that cannot be used here it says why.
+    """
     busy = busy_cores() if measure else None
     if busy is not None and not as_json and (words := load_words(busy)):
         click.echo(f"{words}\n")  # before the figures, and before they may fail

@@ -107,16 +107,17 @@ FILE = click.Path(path_type=Path, dir_okay=True)
 
 
 @click.command(
+    short_help="Show where a model's time goes, and what could be won.",
     epilog="Examples:  torchweld profile;  torchweld profile gpt --training --module "
     "'layers.*.mlp';  torchweld profile my/model.py:make --input 8x768 --save before.json;  "
-    "torchweld profile trace.json.gz"
+    "torchweld profile trace.json.gz",
 )
 @click.argument("target", required=False)
 @click.option("--input", "inputs", multiple=True, help="8x768, or input_ids=1x128:int64.")
 @click.option("--training", is_flag=True, help="Forward and backward, not inference.")
 @device_option
 @click.option(
-    "--steps", type=click.IntRange(min=2), help="Profile at least so many steps; short ones more."
+    "--steps", type=click.IntRange(min=2), help="Profile at least this many steps; more if short."
 )
 @click.option(
     "--sort",

@@ -31,10 +31,11 @@ NAME = "report.html"
 
 
 @click.command(
+    short_help="Make one HTML page of what was measured.",
     epilog="Examples:  torchweld profile --save before.json;  torchweld report before.json;  "
     "torchweld report before.json after.json --plan plan.json --out change.html;  "
     "torchweld report trace.json.gz --serve;  torchweld report main~1;  "
-    "torchweld report report.html --redact --out for-others.html"
+    "torchweld report report.html --redact --out for-others.html",
 )
 @click.argument("runs", metavar="RUN [RUN2]", nargs=-1, required=True)
 @click.option("--out", type=FILE, help=f"The page; {NAME} beside RUN if left out.")
@@ -73,11 +74,11 @@ def report(
     json_wanted: bool,
     force: bool,
 ) -> int:
-    """Make one HTML page of what was measured; it needs no network and nothing beside it.
+    """Make one HTML page of what was measured. It needs no network and no other file.
 
     RUN is a profile, a plan, a bench or a report that torchweld saved, a trace of torch.profiler,
-    or the name (main, main~1) or number of a kept run. Of two with profiles, the first is before
-    and the second after.
+    or the name (main, main~1) or number of a kept run. If two RUNs have
+    a profile, the first is before and the second after.
     """
     port = _port(serve)
     if len(runs) > 2:

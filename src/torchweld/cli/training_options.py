@@ -120,7 +120,7 @@ def _mallocs(options: dict[str, Any]) -> list[Malloc]:
 
 
 def model_steps(options: dict[str, Any]) -> list[TrainingStep]:
-    """Of a whole model: forward and backward alone, then with the optimizer if there is one."""
+    """The steps of a whole model: forward and backward, then with the optimizer if there is one."""
     return [
         one
         for step in steps_of(options)

@@ -75,6 +75,8 @@ SPLIT = {
         *("machine.fingerprint", "core.files"),
     ),
     "records": ("core.record_fields",),
+    "swap": ("welds.swapping.decision_fitting",),
+    "targets": ("models.typed_inputs",),
     "welding.telling": ("core.muted_warnings",),
 }
 

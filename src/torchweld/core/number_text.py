@@ -46,7 +46,7 @@ def size(count: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`24 %`, `0.4 %`; empty if the whole is 0."""
+    """`24 %`, `0.4 %`; a dash if the whole is 0."""
     if not whole or not math.isfinite(part / whole):
         return "–"
     percent = 100 * part / whole
@@ -80,7 +80,7 @@ def listed(items: Sequence[str], most: int) -> str:
 
 
 def age(at: str, now: datetime) -> str:
-    """How long ago an ISO time was: `2 days ago`; other texts are returned as they are."""
+    """How long ago an ISO time was: `2 days ago`; `on …` for a text that is none."""
     try:
         seconds = (now - datetime.fromisoformat(at)).total_seconds()
     except (ValueError, TypeError):

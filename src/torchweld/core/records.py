@@ -255,7 +255,7 @@ def _literal_reader(allowed: tuple[Any, ...]) -> _Reader:
 
 
 def _union_reader(arguments: tuple[Any, ...]) -> _Reader:
-    """Of one kind, or None, or NotMeasured; whichever of these the union has."""
+    """Reads a value of one kind, and None or NotMeasured if the union has them."""
     (kind,) = (one for one in arguments if one not in (types.NoneType, NotMeasured))
     inner, reason = _reader(kind), _reader(str)
     optional, unmeasured = types.NoneType in arguments, NotMeasured in arguments

@@ -56,7 +56,7 @@ RULES: tuple[Rule, ...] = (
     page_faults,
 )
 
-# Those whose bound is a roofline.
+# Rules whose bound is a roofline.
 PRICED: tuple[Rule, ...] = (pointwise_chains, mlp_blocks, few_rows, shared_inputs, slow_half)
 # Products that may or may not be Linears: the profile does not tell.
 BATCHED = ("aten::bmm", "aten::baddbmm")

@@ -146,7 +146,7 @@ def price_of_byte(case: Evidence, i: int) -> float:
 
 
 def _with_what_belongs(case: Evidence, chosen: set[int]) -> set[int]:
-    """With what runs inside them, and with ops around them that contain no other work."""
+    """Adds what runs inside the chosen ops, and ops around them that contain no other work."""
     members = {inner for i in chosen for inner in case.inside(i)}
     counts: dict[int, int] = {}
     for i in [i for i in members if case.works[i] is not None]:

@@ -10,7 +10,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.gates.step_counters import NAMES, Counters
 from torchweld.welds.found_blocks import Refusal
 
-Verdict = Literal["as before", "slower", "faster", "not measured"]
+GateVerdict = Literal["as before", "slower", "faster", "not measured"]
 
 PASSED, FAILED, UNDECIDED = 0, 1, 2
 UNTIMED = NotMeasured("nothing was timed")
@@ -56,7 +56,7 @@ class TimeVerdict:
     """
 
     workload: str
-    verdict: Verdict
+    verdict: GateVerdict
     reason: str
     against: str
     speedup: float | NotMeasured = UNTIMED

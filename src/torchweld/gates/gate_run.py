@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from torchweld.core.argument_checks import Progress
 from torchweld.core.model_state import put_back
 from torchweld.gates.fresh_process import compare_afresh
 from torchweld.gates.gate_advice import COUNTERS_ALONE, Effort
@@ -33,11 +34,9 @@ from torchweld.plans.plan_options import PlanOptions
 from torchweld.plans.planner import plan as make_plan
 from torchweld.welds.swapping.module_faces import Face, both_faces
 
-# Of a baseline, each in a process of its own: in twenty of them the same speed-up came out between
-# 1.32 and 1.42 (one thread of two shared cores), and three can all be at the upper end.
+# Comparisons of a baseline, each in a process of its own. In twenty of them the same speed-up came
+# out between 1.32 and 1.42 (one thread of two shared cores), and three can all be at the upper end.
 COMPARISONS = 5
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)

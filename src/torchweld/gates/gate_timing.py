@@ -19,7 +19,7 @@ from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import duration
 from torchweld.gates.gate_advice import clock_remedies
-from torchweld.gates.gate_outcome import TimeVerdict, Verdict
+from torchweld.gates.gate_outcome import GateVerdict, TimeVerdict
 from torchweld.gates.gated_model import Clock, Subject
 from torchweld.numerics.model_check import step_of
 from torchweld.timing import CallableSide, Comparison, Side, compare
@@ -28,16 +28,16 @@ from torchweld.welds.swapping.module_faces import Face
 ITSELF = "the model with welding disabled"
 # A comparison is made to these shares of the tolerance, so that its interval does not use it up.
 THRESHOLD, PRECISION = 0.2, 0.3
-# By how much the time of the model's own code may differ from the baseline's. Beyond, the machine
-# is in another state: on two shared cores a speed-up went from 1.23 to 1.40 within a minute, while
-# eager went from 1.7 to 2.3 ms.
+# The time of the model's own code may differ this much from the baseline's. Beyond that, the
+# machine is in another state: on two shared cores a speed-up went from 1.23 to 1.40 within a
+# minute, while eager went from 1.7 to 2.3 ms.
 SAME_STATE = 0.10
 
 # A comparison that cannot tell is made once more.
 TRIES = 2
 
 Measure = Callable[[], Comparison]
-Look = Callable[["Comparison", "SeenTime"], tuple[Verdict, str]]
+Look = Callable[["Comparison", "SeenTime"], tuple[GateVerdict, str]]
 
 
 # ---- measuring ----
@@ -198,7 +198,7 @@ def against_history(kept: KeptTime, measure: Measure, again: Measure, clock: Clo
     """Whether the speed-up over the model's own code is what it was, on the same machine."""
     low, high = kept.interval
 
-    def look(_: Comparison, now: SeenTime) -> tuple[Verdict, str]:
+    def look(_: Comparison, now: SeenTime) -> tuple[GateVerdict, str]:
         change = now.speedup / kept.speedup - 1.0
         if now.interval[1] < low and change < -clock.tolerance:
             if other := kept.other_state(now):
@@ -221,7 +221,7 @@ def against_history(kept: KeptTime, measure: Measure, again: Measure, clock: Clo
 def against_other(workload: str, other: str, measure: Measure, clock: Clock) -> TimeVerdict:
     """Whether this model is as fast as another one, which ran in the same rounds."""
 
-    def look(found: Comparison, now: SeenTime) -> tuple[Verdict, str]:
+    def look(found: Comparison, now: SeenTime) -> tuple[GateVerdict, str]:
         if found.verdict == "slower" and 1.0 / now.speedup > 1.0 + clock.tolerance:
             return "slower", f"it takes {1.0 / now.speedup - 1.0:.1%} longer"
         if found.verdict == "faster" and now.speedup > 1.0 + clock.tolerance:
@@ -237,7 +237,7 @@ class Tried:
 
     found: Comparison
     seen: SeenTime | NotMeasured
-    verdict: Verdict
+    verdict: GateVerdict
     reason: str
 
 
@@ -286,7 +286,7 @@ def _tried(measure: Measure, look: Look, tolerance: float) -> Tried:
     return Tried(found=found, seen=seen_in(found), verdict=verdict, reason=reason)
 
 
-def _seen(found: Comparison, look: Look, tolerance: float) -> tuple[Verdict, str]:
+def _seen(found: Comparison, look: Look, tolerance: float) -> tuple[GateVerdict, str]:
     """A clear difference may have any interval; "as before" needs a narrow one."""
     seen = seen_in(found)
     if found.verdict == "not measured" or isinstance(seen, NotMeasured):

@@ -1,8 +1,8 @@
 """What one step of a welded model does, as whole numbers that are the same at every run.
 
 In: a model, welded, and what it runs on. Out: `Counters`, by module. They come from one recorded
-step after a warm one: shapes and names, never times. A step is recorded twice, and a counter that
-differs between the two is an error rather than a figure.
+step after two warm ones: shapes and names, never times. A step is recorded twice, and a counter
+that differs between the two is an error rather than a figure.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class History:
         return RunWriter(self, made.lastrowid, name)
 
     def runs(self, name: str | None = None, kind: Kind | None = None) -> list[Run]:
-        """Those of a name and a kind, or all, the newest first; raises if one is damaged."""
+        """The runs of a name and a kind, or all, the newest first; raises if one is damaged."""
         found = self.entries(name, kind)
         for one in found:
             if isinstance(one, Damaged):

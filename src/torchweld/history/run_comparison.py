@@ -42,7 +42,7 @@ def figures_of(cell: RunCell) -> list[Figure]:
 
 
 def _label(name: str) -> str:
-    """Of the series that stands for a figure: "cpu speedup" is "cpu speed-up"."""
+    """The label of the series that a figure was made from: "cpu speedup" -> "cpu speed-up"."""
     return name.replace("callers_ratio", "callers speed-up").replace("speedup", "speed-up")
 
 
@@ -126,7 +126,7 @@ class RunsCompared:
 
 
 def compare_runs(a: Run, b: Run) -> RunsCompared:
-    """Aligned by the names of cells and figures."""
+    """Compares figures of the same name in cells of the same name."""
     ours, theirs = ({cell.cell: cell for cell in run.cells} for run in (a, b))
     comparable = a.fingerprint.key == b.fingerprint.key
     rows = []

@@ -35,7 +35,7 @@ TICK_US = 10_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCount:
-    """Of all threads of the process, while a piece of code ran."""
+    """The faults of all threads of the process while a piece of code ran."""
 
     faults: int  # minor ones: nothing had to be read from a disk
     system_us: float  # in the kernel, for whatever reason
@@ -59,7 +59,7 @@ class FaultMeter:
         self._begun = _usage()
 
     def taken(self) -> FaultCount | NotMeasured:
-        """Since `begin`."""
+        """The faults since `begin`."""
         now = _usage()
         if self._begun is None or now is None:
             return UNCOUNTED
@@ -70,10 +70,10 @@ class FaultMeter:
 
 
 def fault_cost() -> FaultCost | NotMeasured:
-    """Measured by touching fresh pages: the median of a few trials.
+    """What a fault costs, measured by touching fresh pages: the median of a few trials.
 
-    In the time of this thread, so that other processes do not add to it. With the time to give the
-    pages back, because whoever keeps memory saves that too.
+    The clock is that of this thread, so other processes do not add to it. Giving the pages back is
+    included, because a program that keeps its memory saves that too.
     """
     if resource is None:
         return UNCOUNTED
@@ -125,6 +125,6 @@ def _usage() -> resource.struct_rusage | None:
 
 
 def _faults_of_thread() -> int:
-    """Of the whole process if the system does not tell threads apart."""
+    """The faults of this thread, or of the process if the system does not tell threads apart."""
     whom = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
     return resource.getrusage(whom).ru_minflt

@@ -210,7 +210,7 @@ def _check_keys(config: Any, values: Mapping[str, Any], text: str) -> None:
 
 
 def _class_for(transformers: Any, config: Any) -> Any:
-    """With the head it usually has: none for encoders, that of a language model for decoders."""
+    """The class with the usual head: none for encoders, a language model's for decoders."""
     for name in getattr(config, "architectures", None) or ():
         if isinstance(found := getattr(transformers, name, None), type):
             return found

@@ -35,6 +35,7 @@ from torchweld.core.html_shown import ShownInNotebooks
 from torchweld.core.model_inputs import Workload, as_workloads, first_line
 from torchweld.core.model_state import put_back
 from torchweld.core.muted_warnings import untold
+from torchweld.core.number_text import counted
 from torchweld.core.passing_exceptions import is_interrupt
 from torchweld.numerics.dropped_values import drew_alike
 from torchweld.numerics.numerical_rule import RMS_FACTOR, ROW_FACTOR, SLACK_EPS
@@ -98,8 +99,8 @@ class Check(ShownInNotebooks):
     def __str__(self) -> str:
         verdict = "the same numbers" if self.ok else f"not the same: {self.reason}"
         return (
-            f"{verdict}; {len(self.compared)} tensors, error {self.error_ratio:.2f} of the "
-            f"reference's, judged against {self.against}"
+            f"{verdict}; {counted(len(self.compared), 'tensor')}, error {self.error_ratio:.2f} of "
+            f"the reference's, judged against {self.against}"
         )
 
 

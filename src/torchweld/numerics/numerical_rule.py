@@ -154,7 +154,7 @@ def _rms(t: Tensor) -> Tensor:
 
 
 def _largest(t: Tensor) -> Tensor:
-    """To divide by before squaring: the square of 1e200 overflows."""
+    """What to divide by before squaring: the square of 1e200 overflows."""
     if t.numel() == 0:
         return torch.ones_like(t.sum())
     return t.abs().nan_to_num(posinf=0.0).amax().clamp(min=torch.finfo(t.dtype).tiny)
@@ -271,7 +271,7 @@ class _Measuring:
     def scales_of_grads(
         self, products: Sequence[tuple[LayerForm, int]], readers: Iterable[int]
     ) -> list[Tensor]:
-        """Of x's gradient, which the products `readers` sum up, and of each tensor's, in order."""
+        """The scales of x's gradient, a sum over the products `readers`, and of each tensor's."""
         found = [functools.reduce(torch.add, (self.grads[i][0] for i in readers))]
         for index, (form, _) in enumerate(products):
             _, weight, bias = self.grads[index]

@@ -126,8 +126,8 @@ def _no_forward(*_: object) -> Tensor | None:
 
 
 compiled, problem = _load()
-# Of a module whose children are plain Linears: reads them and runs the op, all in C. None if it
-# sees something that it does not handle.
+# Takes a module whose children are plain Linears and x: reads the Linears and runs the op, all in
+# C. Gives None if it sees something that it does not handle.
 compiled_forward: Callable[..., Tensor | None] = (
     _no_forward if compiled is None else compiled.forward
 )

@@ -127,7 +127,7 @@ def _gradients(
     given: Sequence[Tensor],
     needed: Sequence[bool],
 ) -> list[Tensor]:
-    """Those that are needed, in order; differentiable where gradients are on."""
+    """The gradients that are needed, in order; differentiable where gradients are on."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # A tensor of the user's graph stays in it, for a second derivative.

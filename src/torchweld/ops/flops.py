@@ -124,7 +124,7 @@ def _packed(x: Tensor, packed: Tensor, spec: str, *_: Any, **__: Any) -> int:
 
 
 def _packed_apart(x: Tensor, packed: Sequence[Tensor], spec: str, *_: Any, **__: Any) -> int:
-    """Of a group whose members were packed one by one."""
+    """The FLOPs of a group whose members were packed one by one."""
     return sum(_packed(x, one, own) for one, own in zip(packed, spec.split(";"), strict=True))
 
 

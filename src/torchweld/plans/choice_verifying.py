@@ -163,7 +163,7 @@ def _widened(
 def _at_last_layer(
     forms: Sequence[LayerForm], tensors: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Those of the layers before the last one, and its own."""
+    """Two lists: the tensors of the layers before the last one, and those of the last."""
     *earlier, (_, own) = split_tensors(forms, tensors)
     return [t for _, before in earlier for t in before], list(own)
 

@@ -24,6 +24,7 @@ from torchweld.core.records import to_plain
 from torchweld.core.safe_text import clean
 from torchweld.core.saved_records import SavedRecord
 from torchweld.machine import kernel_build
+from torchweld.timing.comparison import Verdict
 
 TABLES = Path(__file__).parent / "tables"
 # A measured block counts as faster if the lower end of its interval is above this. It stands for
@@ -36,8 +37,7 @@ LIKE_SILU = ("silu", "gelu", "gelu_tanh", "quick_gelu", "mish")
 GATED, TRANSPOSED = "-gated", "-conv1d"
 
 Way = Literal["packed", "natural"]
-Verdict = Literal["faster", "slower", "same", "not measured"]
-Speed = Annotated[float, Bounds(1e-4, 1e4)]
+SpeedRatio = Annotated[float, Bounds(1e-4, 1e4)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ class SpeedCell:
     way: Way
     cold: bool = False
     verdict: Verdict
-    speedup: Speed | NotMeasured
-    interval: tuple[Speed, Speed] | None = None
+    speedup: SpeedRatio | NotMeasured
+    interval: tuple[SpeedRatio, SpeedRatio] | None = None
 
     def problems(self) -> Iterator[str]:
         """Problems of a record that was read from a file, in words."""

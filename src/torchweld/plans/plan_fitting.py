@@ -21,7 +21,7 @@ from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.plan import Plan, Planned, PlannedGroup, structure_of
 from torchweld.welds.finding.block_rereading import Rereader, differences
 from torchweld.welds.found_blocks import Block, Refusal
-from torchweld.welds.swapping.swap import why_not
+from torchweld.welds.swapping.decision_fitting import why_not
 from torchweld.welds.weld_decisions import Decision, Ranges
 
 OnMismatch = Literal["raise", "verify", "skip"]

@@ -15,7 +15,7 @@ from torchweld.core.argument_checks import (
 from torchweld.core.errors import TorchweldError
 from torchweld.profiles.profile import Profile
 
-# For measuring. Finding blocks comes before and takes up to ten seconds.
+# Seconds for measuring. Finding blocks comes first and takes up to ten more.
 BUDGET_S = 48.0
 QUICK_S = 8.0
 

@@ -21,7 +21,7 @@ from torchweld.welds.found_blocks import Blocks
 WHOLE_SHARE = 0.4
 # The same if the whole model can only be verified, because its steps are too long to be timed.
 UNTIMED_SHARE = 0.1
-# Of the budget, for groups of blocks, if there are any.
+# The share of groups of blocks, if there are any.
 GROUPS_SHARE = 0.12
 
 

@@ -51,7 +51,7 @@ class CoreWaiting:
 
 
 def waited_s() -> float | None:
-    """Of all threads together, since they began; None if the system does not count it."""
+    """What all threads have waited since they began; None if the system does not count it."""
     waited_ns = 0
     try:
         for thread in os.listdir(TASKS):

@@ -24,12 +24,12 @@ from torchweld.core.blocks import LayerForm, parse_spec
 from torchweld.core.errors import BlockError
 from torchweld.numerics.numerical_rule import check_block
 from torchweld.ops.backends import Form, reference_backend
-from torchweld.ops.backends.backend import Kind
+from torchweld.ops.backends.backend import FormKind
 from torchweld.ops.backends.torch_backend import BACKEND, joined
 from torchweld.profiles.dispatch_counts import count
 
 
-def candidate(kind: Kind, forms: Sequence[LayerForm]) -> Any:
+def candidate(kind: FormKind, forms: Sequence[LayerForm]) -> Any:
     """What `check_block` runs: x and tensors in, the built block's output out."""
 
     def run(x: Tensor, tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:

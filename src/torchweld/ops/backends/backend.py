@@ -20,14 +20,14 @@ from torchweld.core.errors import BlockError, UnsupportedError
 from torchweld.core.typed_names import known
 from torchweld.ops.backends.abilities import Abilities
 
-Kind = Literal["chain", "group"]
+FormKind = Literal["chain", "group"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
     """What to compute. `sizes` has (K, N) of each layer; N is the width after a gate."""
 
-    kind: Kind
+    kind: FormKind
     forms: tuple[LayerForm, ...]
     sizes: tuple[tuple[int, int], ...]
 
@@ -50,7 +50,7 @@ class Form:
         return f"{self.kind} {self.K}→{joint.join(widths)} ({self.spec})"
 
     @staticmethod
-    def of(kind: Kind, forms: Sequence[LayerForm], tensors: Sequence[Tensor]) -> Form:
+    def of(kind: FormKind, forms: Sequence[LayerForm], tensors: Sequence[Tensor]) -> Form:
         """The block that `tensors` make, in the order of the ops; else a BlockError."""
         format_spec(forms)  # at least one
         sizes = [

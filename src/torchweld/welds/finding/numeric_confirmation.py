@@ -107,7 +107,7 @@ def _tells(weight: Tensor) -> bool:
 
 
 def _dropout_disagreement(module: nn.Module, chain: Chain, signature: Signature) -> str:
-    """With one seed, the module in training has to equal the chain with its dropout."""
+    """How the module in training differs from the chain with its dropout, from the same seed."""
     own = own_tensors(module)
     tensors = [own[name].detach() for name in chain.tensors]
     random = torch.Generator("cpu").manual_seed(SEED + 2)

@@ -15,7 +15,6 @@ import builtins
 import collections
 import enum
 import functools
-import logging
 import sys
 import types
 import weakref
@@ -23,9 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils._contextlib import _DecoratorContextManager
 
 from torchweld.welds.guarding.bytecode_names import line_of, names_of
 from torchweld.welds.guarding.dependency_facts import (
@@ -39,9 +36,9 @@ from torchweld.welds.guarding.dependency_facts import (
     Facts,
     FunctionFact,
     Items,
-    Kind,
     ModulePart,
     Name,
+    ObjectKind,
     Tie,
     contents_of,
     items_of,
@@ -56,57 +53,23 @@ from torchweld.welds.guarding.held_functions import (
     is_installed_cache,
 )
 from torchweld.welds.guarding.questions_asked import TABLES_OF_TENSORS, asked_modes, asks_sizes
+from torchweld.welds.guarding.unchanging_values import (
+    BUILT_IN,
+    PURE_MODULES,
+    is_constant,
+    is_made_in_python,
+    is_standard_librarys,
+    reads_by_hand,
+)
 from torchweld.welds.refusal_reasons import Refused, place_of_line
 
 # More facts, or items in a container, would take too long to compare at every call.
 MOST_FACTS, MOST_ITEMS = 400, 256
 
-_EXACT = frozenset(
-    [
-        *(int, float, complex, bool, str, bytes, type(None), type(...), range, slice),
-        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
-        *(type(NotImplemented), types.GenericAlias, types.UnionType),
-    ]
-)
-_CONSTANTS = (
-    *(torch.finfo, torch.iinfo, np.generic, np.dtype, np.ufunc),
-    *(logging.Logger, logging.LoggerAdapter),
-)
-# Modules of Python's library whose functions depend on their arguments alone.
-_PURE = frozenset(
-    [
-        *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
-        *(
-            "fractions",
-            "functools",
-            "inspect",
-            "itertools",
-            "logging",
-            "math",
-            "numbers",
-            "operator",
-        ),
-        *("string", "types", "typing", "warnings", "__future__", "re", "textwrap", "decimal"),
-    ]
-)
-_BUILT_IN = (
-    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
-    *(types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
-    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
-    type(collections.namedtuple("_", "field").field),  # type: ignore[attr-defined]
-    _DecoratorContextManager,  # no_grad and similar, which have no settings
-)
 _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 # Names that torch itself looks up on a module at every call.
 _ALWAYS = ("forward", "__call__", "_call_impl", "__getattr__", "__getattribute__")
 _BOOKKEEPING = frozenset(nn.Module().__dict__)
-_HEAP_TYPE = 1 << 9  # flag of a class made by Python code
-
-
-def _is_librarys(kind: type) -> bool:
-    """Whether a class belongs to Python's library, whose methods are not inspected."""
-    top = kind.__module__.split(".")[0]
-    return top in sys.stdlib_module_names and top not in ("__main__", "builtins")
 
 
 def facts_of(
@@ -146,7 +109,7 @@ class _Closure:
         self._parts: list[ModulePart] = []
         self._entries: list[Entry] = []
         self._items: list[Items] = []
-        self._kinds: list[Kind] = []
+        self._kinds: list[ObjectKind] = []
         self._classes: dict[type, ClassNames] = {}
         self._functions: list[FunctionFact] = []
         self._cells: list[ClosureCell] = []
@@ -184,7 +147,7 @@ class _Closure:
         for name in (*names.stored_globals, *self._stored_outside(one.code)):
             raise Refused(f"sets {name}, which outlives the call", where=_place(one.code, name))
         owner = one.first
-        if owner is not None and not isinstance(owner, Tensor) and not _is_constant(owner):
+        if owner is not None and not isinstance(owner, Tensor) and not is_constant(owner):
             kind = owner if isinstance(owner, type) else self._kind_of(type(owner))
             self._method(kind, one.code)
             if isinstance(owner, type) and users:
@@ -304,16 +267,16 @@ class _Closure:
         known = self._classes.get(kind)
         if known is not None and all(name in known.names for name in more):
             return
-        if not kind.__flags__ & _HEAP_TYPE:
+        if not is_made_in_python(kind):
             return
         meta: type = type(kind)
-        if meta is not type and meta.__flags__ & _HEAP_TYPE:
+        if meta is not type and is_made_in_python(meta):
             self._class(meta)
         names = {name: meaning(kind, name) for name in (*_ALWAYS, *more)}
         # Missing names too: a name added to a class later may hide the value that was read.
         names |= {name: meaning(kind, name) for name in self._names}
         for base in kind.__mro__:
-            if base.__flags__ & _HEAP_TYPE and not base.__module__.startswith("torch."):
+            if is_made_in_python(base) and not base.__module__.startswith("torch."):
                 special = [n for n in base.__dict__ if n.startswith("__") and n.endswith("__")]
                 names |= {name: meaning(kind, name) for name in special}
         fresh = {n: v for n, v in names.items() if known is None or n not in known.names}
@@ -341,9 +304,9 @@ class _Closure:
 
     def _value(self, value: Any, what: str, where: str) -> None:
         """Notes the value of an attribute, a global or a free variable."""
-        if value is ABSENT or value is INHERITED or _is_constant(value):
+        if value is ABSENT or value is INHERITED or is_constant(value):
             return
-        if isinstance(value, _BUILT_IN):
+        if isinstance(value, BUILT_IN):
             owner = getattr(value, "__self__", None)  # for `table.get` it is the table
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
                 self._value(owner, what, where)
@@ -362,7 +325,7 @@ class _Closure:
             self._namespace(value, what, where)
         elif isinstance(value, enum.Enum):
             self._class(type(value))
-            self._kinds.append(Kind(value, type(value), value.__dict__, what))
+            self._kinds.append(ObjectKind(value, type(value), value.__dict__, what))
             self._object_entries(value, what, where)
             self._value(value._value_, what, where)
         elif isinstance(value, type):
@@ -413,12 +376,12 @@ class _Closure:
             raise Refused(
                 f"depends on {what}, a {kind.__name__}, which can change unseen", where=where
             )
-        made_in_python = kind.__flags__ & _HEAP_TYPE and not _is_librarys(kind)
+        made_in_python = is_made_in_python(kind) and not is_standard_librarys(kind)
         if not made_in_python and kind is not types.SimpleNamespace:
             raise Refused(
                 f"depends on {what}, a {kind.__name__}, which cannot be inspected", where=where
             )
-        self._kinds.append(Kind(value, kind, own, what))
+        self._kinds.append(ObjectKind(value, kind, own, what))
         self._class(kind)
         self._object_entries(value, what, where)
 
@@ -426,7 +389,7 @@ class _Closure:
         kind, own = type(value), value.__dict__
         names: Iterable[str] = sorted(self._names)
         # C code compares namespaces, and writes one as text, so it may read all attributes.
-        whole = _reads_by_hand(kind) or kind is types.SimpleNamespace
+        whole = reads_by_hand(kind) or kind is types.SimpleNamespace
         if whole and not isinstance(value, nn.Module):
             # The class decides in code what a name gives, so all attributes may be read.
             self._items.append(Items(own, items_of(own), what))
@@ -444,7 +407,7 @@ class _Closure:
         """Notes what a Python module has under the names in the code."""
         file = getattr(module, "__file__", None) or ""
         top = module.__name__.split(".")[0]
-        if top in ("torch", "numpy", *_PURE):
+        if top in ("torch", "numpy", *PURE_MODULES):
             return
         if top in sys.stdlib_module_names or (file and is_library(file)):
             raise Refused(f"depends on {module.__name__}, which cannot be watched", where=where)
@@ -505,7 +468,7 @@ class _Closure:
             self._value(default, f"a default of {what}", where)
         if by_name is not None:
             self._items.append(Items(by_name, items_of(by_name), f"the defaults of {what}"))
-        self._kinds.append(Kind(function, types.FunctionType, own, what))
+        self._kinds.append(ObjectKind(function, types.FunctionType, own, what))
         for name in sorted(self._names - {"__wrapped__"}):
             if name in own:
                 self._entry(None, "", own, name, own[name], f"{what}.{name}")
@@ -553,18 +516,5 @@ class _Closure:
         return ""
 
 
-def _is_constant(value: Any) -> bool:
-    """Whether a value is immutable. Instances of subclasses may have attributes, so are not."""
-    if type(value).__module__ == "typing":
-        return True
-    return type(value) in _EXACT or isinstance(value, _CONSTANTS)
-
-
 def _place(code: types.CodeType, name: str) -> str:
     return place_of_line(code, line_of(code, name))
-
-
-def _reads_by_hand(kind: type) -> bool:
-    """Whether a class looks up its attributes with Python code."""
-    own = [looked_up(kind, name) for name in ("__getattribute__", "__getattr__")]
-    return any(isinstance(method, types.FunctionType) for method in own)

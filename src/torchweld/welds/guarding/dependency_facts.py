@@ -62,7 +62,7 @@ class Items:
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class ObjectKind:
     """The class of an object that is not a module of the block."""
 
     thing: Any
@@ -122,7 +122,7 @@ class Facts:
     parts: tuple[ModulePart, ...] = ()
     entries: tuple[Entry, ...] = ()
     items: tuple[Items, ...] = ()
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ObjectKind, ...] = ()
     classes: tuple[ClassNames, ...] = ()
     functions: tuple[FunctionFact, ...] = ()
     cells: tuple[ClosureCell, ...] = ()

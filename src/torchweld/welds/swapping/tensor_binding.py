@@ -95,7 +95,7 @@ class Bound:
         self.places: list[TensorPlace] = []
         # Dictionaries that stand for the `_parameters` of a Linear -> places of weight and bias.
         self._copies: list[tuple[dict[str, Any], TensorPlace, TensorPlace | None]] = []
-        # By what it is for. Empty if there are no kernels.
+        # Each stand by the calls that it is for. Empty if there are no kernels.
         self.stands: dict[StandKind, Stand] = {}
         self.problem: str | None = None
         inner = bool(module._modules)

@@ -37,7 +37,7 @@ class Welded(nn.Module):
     runs_whole = True
 
     def __init_subclass__(cls) -> None:
-        """Not handed on: a class that keeps a list of its subclasses is not to have ours in it."""
+        """Does not call the base's: a class that lists its subclasses must not list ours."""
 
     def train(self, mode: bool = True) -> Any:
         joint = self.__dict__.get(KEY)
@@ -66,7 +66,7 @@ def _rebuild(base: type[nn.Module]) -> nn.Module:
     return module
 
 
-# Those that no module has any more are freed.
+# A class that no module has any more is freed.
 _classes: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
