@@ -73,7 +73,7 @@ def test_the_verdict_has_the_figures_of_the_account() -> None:
 
 def test_what_was_not_priced_is_not_called_necessary_or_zero() -> None:
     text = " ".join(text_of(blocks(peaks=None)).split())
-    assert "how much is necessary is not known" in text
+    assert "it is not known how much is necessary" in text
     assert "is arithmetic and necessary traffic" not in text
     assert "note: no peaks" in text
 

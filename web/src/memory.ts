@@ -6,7 +6,7 @@ import { curveStepAfter, line } from "d3-shape";
 
 import { blank, bottomAxis, leftAxis, shortened, type Area } from "./axes";
 import { drawnToFit, html, svg, type Child } from "./dom";
-import { bytes, capital, count, duration } from "./number_text";
+import { bytes, capital, counted, count, duration } from "./number_text";
 import type { MemoryView, Page } from "./page_data";
 import { figureOf, scrollingTable, type Section, type Table } from "./plot";
 
@@ -38,7 +38,7 @@ function inWords(course: Course): string {
   const name = course.name ? `${capital(course.name)}: ` : "";
   return (
     `${name}${bytes(memory.peak_bytes)} at the peak, ` +
-    `${count(memory.allocations)} allocations of ${bytes(memory.allocated_bytes)} in all. `
+    `${counted(memory.allocations, "allocation")} of ${bytes(memory.allocated_bytes)} in all. `
   );
 }
 

@@ -63,7 +63,7 @@ function blockTable(blocks: BlockRow[]): Child[] {
       (name) => ({ name, brief: BRIEF.has(name) }),
     ),
     rows: alike(blocks).map(([path, block]) => [
-      path,
+      path || "the model",
       block.what,
       block.outcome,
       unbroken(block.serves),
