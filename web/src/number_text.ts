@@ -105,9 +105,10 @@ export function reason(value: unknown): string {
   return isMissing(value) ? value.not_measured : "";
 }
 
-/** With no line break between a figure and its unit. */
+/** With no line break between a figure and its unit, or inside an interval. */
 export function unbroken(text: string): string {
-  return text.replaceAll(
+  const whole = text.replaceAll(/(\d)–(?=\d)/g, "$1\u2060–\u2060");
+  return whole.replaceAll(
     /(\d) (?=(?:%|[µmn]?s|[kMGT]?B|[kMGT]?FLOPs?|[kMGT]?FLOP\/s|GB\/s)(?![\p{L}\d]))/gu,
     "$1\u00a0",
   );
