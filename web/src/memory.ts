@@ -129,7 +129,7 @@ function peakMark(course: Course, x: Place, y: Place, room: LabelRoom): Element[
   const [at, top] = peakOf(course, x, y);
   const text = `${name ? `${name}: ` : ""}peak ${bytes(memory.peak_bytes)}`;
   const width = textWidth(text, BOLD);
-  const spots = [-6, 18, -20, 32].flatMap((down) =>
+  const spots = [-6, -20, 18, 32].flatMap((down) =>
     [at + 9, at - 9 - width].map((left) => ({
       left,
       base: top + down,
