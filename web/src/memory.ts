@@ -13,7 +13,7 @@ import type { MemoryView, Page } from "./page_data";
 import { figureOf, scrollingTable, type Section, type Table } from "./plot";
 
 /** As wide as letters of this size: names are bold. */
-const BOLD = 13;
+const BOLD = 14;
 
 interface Course {
   name: string;
