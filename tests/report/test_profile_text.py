@@ -83,6 +83,17 @@ def test_a_profile_without_ops_says_so() -> None:
     assert "no op was recorded" in text_of(empty)
 
 
+def test_a_trace_without_modules_does_not_say_that_nothing_is_explained() -> None:
+    profile = blocks()
+    about = replace(profile.about, source="trace")
+    root = replace(profile.modules[0], path="")
+    ops = tuple(replace(op, module=0) for op in profile.ops)
+    bare = replace(profile, about=about, modules=(root,), ops=ops, memory=None)
+    text = " ".join(text_of(bare).split())
+    assert "explained" not in text.split(".")[0]
+    assert "it is not known which modules the ops belong to." in text
+
+
 @given(
     st.tuples(*[st.floats(0, 1e6)] * 6),
     st.floats(-1e6, 1e6),

@@ -1,7 +1,7 @@
 /** Findings as cards: what, why, what to do, and the most that could be won. */
 
 import { html } from "./dom";
-import { capital, duration, figure, unbroken } from "./number_text";
+import { capital, clipped, duration, figure, unbroken } from "./number_text";
 import { isWholeTrace, type Finding, type Page } from "./page_data";
 import type { Section } from "./plot";
 
@@ -52,14 +52,24 @@ function card(finding: Finding, wholeTrace: boolean): HTMLElement {
     html(
       "ul",
       { class: "evidence" },
-      ...finding.evidence.map((one) => html("li", {}, unbroken(one))),
+      ...finding.evidence.map((one) =>
+        html("li", { title: clipped(one) === one ? null : one }, unbroken(clipped(one))),
+      ),
     ),
     html("p", { class: "saves" }, unbroken(saves)),
     modules.length > 0 &&
       html(
         "p",
         { class: "modules" },
-        ...modules.slice(0, MOST_MODULES).map((path) => html("code", {}, path || "the model")),
+        ...modules
+          .slice(0, MOST_MODULES)
+          .map((path) =>
+            html(
+              "code",
+              { title: clipped(path) === path ? null : path },
+              clipped(path) || "the model",
+            ),
+          ),
         more > 0 && `and ${more} more`,
       ),
   );

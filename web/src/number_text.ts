@@ -114,6 +114,16 @@ export function unbroken(text: string): string {
   );
 }
 
+const LONGEST_WORD = 60;
+
+/** With the middle of overlong names left out, such as paths of modules nested very deeply. */
+export function clipped(text: string): string {
+  const half = LONGEST_WORD / 2 - 1;
+  return text.replaceAll(/\S+/gu, (word) =>
+    word.length <= LONGEST_WORD ? word : `${word.slice(0, half)}…${word.slice(-half)}`,
+  );
+}
+
 /** Several remarks as one text: each begins with a capital and ends with a full stop. */
 export function sentences(remarks: string[]): string {
   const ended = remarks

@@ -83,6 +83,11 @@ def verdict(profile: Profile, account: Account) -> Text:
     split = account.step.netted
     whole = split.total_us
     text.append(_what_takes(profile, profile.step_us))
+    if not profile.ops and profile.device is not None:
+        return text.append(
+            f"; of {_span(profile, whole)}, nothing is explained, since the trace has no op of the "
+            "host."
+        )
     if whole <= 0 or not profile.ops:
         return text.append("; no op was recorded, so nothing can be said about it.")
     text.append("; " if profile.device is None else f"; of {_span(profile, whole)}, ")
