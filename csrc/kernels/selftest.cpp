@@ -131,7 +131,7 @@ void one_case(const Kernels& kernels, bool group) {
     // sometimes wider than a block of K
     l.N =
         pick({1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 64, 100, group || i + 1 == count ? 5 : 1100});
-    l.act = Act(std::uniform_int_distribution<int>(0, int(Act::softplus))(rng));
+    l.act = Act(std::uniform_int_distribution<int>(0, ACTIVATION_COUNT - 1)(rng));
     if (i > 0 && l.act == Act::relu2) l.act = Act::relu;  // squares of squares leave fp16's range
     l.p0 = l.act == Act::softplus ? 1.5 : 0.3;
     l.p1 = 20;

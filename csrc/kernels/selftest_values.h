@@ -17,6 +17,12 @@ using namespace torchweld;
 
 namespace {
 
+constexpr int ACTIVATION_COUNT = 0
+#define ACTIVATION(...) +1
+#include "activations.inc"
+#undef ACTIVATION
+    ;
+
 std::mt19937 rng;
 int64_t pick(std::initializer_list<int64_t> from) {
   return from.begin()[std::uniform_int_distribution<size_t>(0, from.size() - 1)(rng)];

@@ -144,11 +144,13 @@ def test_a_kept_run_is_a_page(history: History) -> None:
     assert any("quick True" in note for note in page.notes)
 
 
-def test_a_kept_profile_says_where_the_rest_is(history: History) -> None:
+def test_a_kept_profile_of_an_earlier_version_says_that_it_has_figures_alone(
+    history: History,
+) -> None:
     run = history.begin("p", "profile", "gpt", {"steps": 3})
     run.add("step", {"step_us": 1234.5})
     (kept,) = history.runs()
     page = run_page(kept)
     assert "a step takes 1.23 ms" in page.verdict
     assert "unfinished" in page.verdict
-    assert any("--save FILE.json keeps it whole" in " ".join(note.split()) for note in page.notes)
+    assert any("kept with the figures of a profile alone" in note for note in page.notes)

@@ -54,6 +54,13 @@ def test_times_that_cannot_be_compared_are_not() -> None:
     assert page.not_comparable == ("after was not measured: too busy",)
 
 
+def test_two_models_are_both_named() -> None:
+    other = fused_blocks()
+    page = page_of([blocks(), replace(other, about=replace(other.about, what="Faster"))])
+    assert page.title == "Net → Faster"
+    assert page.verdict.startswith("Net → Faster: a step took")
+
+
 def test_the_verdict_of_a_plan_comes_before_those_of_profiles() -> None:
     page = page_of([blocks(), fused_blocks()], plan=PLAN, title="mine", notes=["a note"])
     assert page.verdict == "Net: nothing was welded: no block was found that can be welded."

@@ -14,6 +14,7 @@ from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
 from torchweld.pages.plan_view import (
     block_rows,
+    computes,
     fates_of,
     plan_curves,
     plan_errors,
@@ -92,10 +93,16 @@ def test_a_welded_block_says_what_serves_it_and_the_heaviest_of_its_calls(forced
     heavy = tuned(trial(PACKED, speed(2.0, 99.0)), rows=64, chosen=PACKED, reason="2.00 times")
     made = replace(forced, planned=(planned(forced, "mlp", light, heavy),), groups=())
     row = block_rows(made)[0]
-    assert (row.path, row.what, row.outcome) == ("mlp", "gelu 6→…→6", "welded")
+    assert (row.path, row.what, row.outcome) == ("mlp", "gelu 6→13→6", "welded")
     assert row.serves == "cpu natural at 1 row, cpu packed at 64 rows"
     assert row.reason == "2.00 times (at 64 rows)"
     assert (row.speedup, row.interval) == (2.0, (1.8, 2.2))
+
+
+def test_a_block_of_an_earlier_plan_has_unknown_sizes_inside(forced: Plan) -> None:
+    (mlp,) = (one.block for one in forced.planned if one.block.path == "mlp")
+    assert computes(mlp) == "gelu 6→13→6"
+    assert computes(replace(mlp, hidden=())) == "gelu 6→…→6"
 
 
 def test_blocks_that_are_left_say_why(forced: Plan) -> None:
@@ -147,7 +154,7 @@ def test_trials_are_curves_by_rows(forced: Plan) -> None:
     few = tuned(trial(PACKED, speed(1.5)), rows=1)
     made = replace(forced, planned=(planned(forced, "mlp", many, few),), groups=())
     (plot,) = plan_curves(made)
-    assert (plot.title, plot.source) == ("mlp: gelu 6→…→6", "plan")
+    assert (plot.title, plot.source) == ("mlp: gelu 6→13→6", "plan")
     packed, natural = plot.curves
     assert [(point.x, point.speedup) for point in packed.points] == [(1, 1.5), (64, 2.0)]
     assert [(point.verdict, point.speedup) for point in natural.points] == [

@@ -73,7 +73,7 @@ def test_the_verdict_has_the_figures_of_the_account() -> None:
 
 def test_what_was_not_priced_is_not_called_necessary_or_zero() -> None:
     text = " ".join(text_of(blocks(peaks=None)).split())
-    assert "how much is necessary is not known" in text
+    assert "it is not known how much is necessary" in text
     assert "is arithmetic and necessary traffic" not in text
     assert "note: no peaks" in text
 
@@ -81,6 +81,17 @@ def test_what_was_not_priced_is_not_called_necessary_or_zero() -> None:
 def test_a_profile_without_ops_says_so() -> None:
     empty = replace(make([("", "Net")], []), step_us=12.0)
     assert "no op was recorded" in text_of(empty)
+
+
+def test_a_trace_without_modules_does_not_say_that_nothing_is_explained() -> None:
+    profile = blocks()
+    about = replace(profile.about, source="trace")
+    root = replace(profile.modules[0], path="")
+    ops = tuple(replace(op, module=0) for op in profile.ops)
+    bare = replace(profile, about=about, modules=(root,), ops=ops, memory=None)
+    text = " ".join(text_of(bare).split())
+    assert "explained" not in text.split(".")[0]
+    assert "it is not known which modules the ops belong to." in text
 
 
 @given(

@@ -44,6 +44,7 @@ def check_blocks(model: nn.Module, blocks: Blocks, inputs: Any = X) -> None:
             expected = reference_backend.chain(x, tensors, parse_spec(block.form)) * block.scale
             torch.testing.assert_close(y, expected)
             assert (x.shape[-1], y.shape[-1]) == (block.in_features, block.out_features)
+            assert hidden_widths(x, tensors, block.form) == block.hidden
             assert y.abs().max() > 0
             called.add(block.path)
 
@@ -60,6 +61,15 @@ def check_blocks(model: nn.Module, blocks: Blocks, inputs: Any = X) -> None:
     for handle in handles:
         handle.remove()
     assert called == {block.path for block in blocks}
+
+
+def hidden_widths(x: Tensor, tensors: list[Tensor], spec: str) -> tuple[int, ...]:
+    """How wide the output of each layer but the last is."""
+    forms, widths = parse_spec(spec), []
+    for i in range(1, len(forms)):
+        inside = sum(form.tensors for form in forms[:i])
+        widths.append(reference_backend.chain(x, tensors[:inside], forms[:i]).shape[-1])
+    return tuple(widths)
 
 
 def only(model: nn.Module, inputs: Any = X) -> Block:

@@ -7,7 +7,7 @@ import { blank, bottomAxis, tickText, type Area } from "./axes";
 import { drawnToFit, html, offstage, svg, type Child } from "./dom";
 import { legendOf } from "./flame_section";
 import { fitted } from "./flame_view";
-import { count, interval, ratio, reason, sentences } from "./number_text";
+import { count, counted, interval, ratio, reason, sentences } from "./number_text";
 import { finite, type CrossoverMap, type CurvePlot, type MapCell, type Page } from "./page_data";
 import { exactInterval, exactRatio, figureOf, type Section, type Table } from "./plot";
 import { ends, speedFrame, speedScale } from "./speed_plot";
@@ -123,7 +123,7 @@ function curvesOf(plot: CurvePlot, number: number): HTMLElement {
     const curve = plot.curves[Number(at[0])];
     const point = curve.points[Number(at[1])];
     return [
-      `${curve.name}, ${count(point.x)} rows`,
+      `${curve.name}, ${counted(point.x, "row")}`,
       ratio(point.speedup),
       interval(point.interval),
       point.verdict,
@@ -159,6 +159,7 @@ function curvesOf(plot: CurvePlot, number: number): HTMLElement {
     unit: plot.source === "plan" ? "measured for the plan" : "bench",
     body: known ? [holder, legendOf(names)] : [html("p", { class: "note" }, whyEmpty(plot))],
     table,
+    printed: 24,
     ...(known && { drawing: () => holder.querySelector("svg") }),
   });
 }
@@ -194,14 +195,26 @@ function draw(plot: CurvePlot, width: number): SVGSVGElement {
           place: (i) => place(i, 0),
           ticks: plot.curves.map((_, i) => i),
           text: (i) => fitted(plot.curves[i].name, step - 8),
-          title: `${count(rows[0])} rows`,
+          title: counted(rows[0], "row"),
         })
       : bottomAxis(area, { place: byRows, ticks: rows, text: tickText, title: "rows" }, 34),
     ...speedFrame(area, y),
     ...plot.curves.flatMap((_, i) => curveLines(plot, i, (rows) => place(i, rows), y)),
+    ...(single ? unmeasuredNames(plot, (i) => place(i, 0), area) : []),
     ...(right > 14 ? curveNames(plot, area.left + area.width + 2, right, y) : []),
   );
   return drawing;
+}
+
+/** Where a way has no speed, what was found instead, such as "behind" or "not measured". */
+function unmeasuredNames(plot: CurvePlot, x: (curve: number) => number, area: Area): Element[] {
+  return plot.curves.flatMap((curve, i) => {
+    const [point] = curve.points;
+    if (point === undefined || finite(point.speedup) !== null) return [];
+    const words = fitted(point.verdict, area.width / plot.curves.length - 6);
+    const place = { x: x(i), y: area.top + area.height / 2 };
+    return [svg("text", { ...place, class: "middle muted", "data-point": `${i} 0` }, words)];
+  });
 }
 
 function curveLines(

@@ -48,12 +48,23 @@ export function freshId(prefix: string): string {
   return `${prefix}-${names}`;
 }
 
+/** Drawings whose holders had no width so far. */
+const undrawn = new Map<HTMLElement, () => void>();
+
+/** Draws what is in sight now, without waiting for the browser to tell. */
+export function drawWhatIsSeen(): void {
+  for (const [holder, redraw] of undrawn) {
+    if (holder.isConnected) redraw();
+  }
+}
+
 /** Draws into `holder` at its width, again when the width or the theme changes. */
 export function drawnToFit(holder: HTMLElement, draw: (width: number) => Element): () => void {
   let last = 0;
   const redraw = () => {
     const width = Math.floor(holder.clientWidth);
     if (width <= 0) return;
+    undrawn.delete(holder);
     last = width;
     const drawing = draw(width);
     const height = drawing.getAttribute("height") ?? "0";
@@ -61,6 +72,7 @@ export function drawnToFit(holder: HTMLElement, draw: (width: number) => Element
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     holder.replaceChildren(drawing);
   };
+  undrawn.set(holder, redraw);
   new ResizeObserver(() => {
     if (Math.floor(holder.clientWidth) !== last) redraw();
   }).observe(holder);

@@ -81,6 +81,7 @@ function flameTab(id: string, name: string, side: PageSide, flame: Flame): Tab {
       unit: "width: time",
       body: [legend, view.element],
       table,
+      printed: 12,
       drawing: () => view.drawing(),
       note: sentences([
         flame.note ?? "",
@@ -154,6 +155,7 @@ function diffTab(diff: FlameDiff, doubts: string[]): Tab {
         unit,
         body: [legend, view.element],
         table,
+        printed: 20,
         drawing: () => view.drawing(),
       }),
     );

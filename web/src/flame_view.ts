@@ -298,6 +298,11 @@ function widthOf(text: string): number {
   return width;
 }
 
+/** In a font of another size than the 12 pixels of labels. */
+export function textWidth(text: string, size: number): number {
+  return (widthOf(text) * size) / 12;
+}
+
 /** As much of a text as fits, with an ellipsis; "" if that would say nothing. */
 export function fitted(text: string, room: number): string {
   const whole = widthOf(text);

@@ -54,6 +54,7 @@ function historyOf(plot: HistoryPlot, number: number): HTMLElement {
     unit: "speed over eager, with its interval",
     body: [holder, gated && gateLegend()],
     table,
+    printed: 40,
     drawing: () => holder.querySelector("svg"),
   });
 }

@@ -1,6 +1,7 @@
 /** Reads the data in the page and builds its sections, each only if there is something to show. */
 
 import { benchSection } from "./bench";
+import { drawWhatIsSeen } from "./dom";
 import { environmentSection } from "./environment";
 import { findingsSection } from "./findings";
 import { flameSection } from "./flame_section";
@@ -9,6 +10,7 @@ import { memorySection } from "./memory";
 import { navigation, themeSwitch } from "./navigation";
 import { numericsSection } from "./numerics";
 import type { Page } from "./page_data";
+import { listenToPrinting, onPaper } from "./paper";
 import { sectionOf, type Section } from "./plot";
 import { rooflineSection } from "./roofline";
 import { samplesSection } from "./samples";
@@ -52,4 +54,7 @@ function build(page: Page): void {
   fillVerdict(verdict, page);
 }
 
+listenToPrinting();
 build(read());
+// Last, when everything is made.
+onPaper(drawWhatIsSeen, () => undefined);

@@ -6,9 +6,14 @@ import { curveStepAfter, line } from "d3-shape";
 
 import { blank, bottomAxis, leftAxis, shortened, type Area } from "./axes";
 import { drawnToFit, html, svg, type Child } from "./dom";
-import { bytes, capital, count, duration } from "./number_text";
+import { textWidth } from "./flame_view";
+import { LabelRoom, textBox } from "./label_room";
+import { bytes, capital, counted, count, duration } from "./number_text";
 import type { MemoryView, Page } from "./page_data";
 import { figureOf, scrollingTable, type Section, type Table } from "./plot";
+
+/** As wide as letters of this size: names are bold. */
+const BOLD = 14;
 
 interface Course {
   name: string;
@@ -38,7 +43,7 @@ function inWords(course: Course): string {
   const name = course.name ? `${capital(course.name)}: ` : "";
   return (
     `${name}${bytes(memory.peak_bytes)} at the peak, ` +
-    `${count(memory.allocations)} allocations of ${bytes(memory.allocated_bytes)} in all. `
+    `${counted(memory.allocations, "allocation")} of ${bytes(memory.allocated_bytes)} in all. `
   );
 }
 
@@ -92,40 +97,54 @@ function draw(courses: Course[], width: number): SVGSVGElement {
       title: "bytes",
     }),
   );
-  for (const course of courses) drawing.append(...courseLines(course, x, y, area));
+  const room = new LabelRoom({ left: area.left, top: 0, right: width, bottom: height });
+  for (const course of courses) {
+    const [at, top] = peakOf(course, x, y);
+    room.take({ left: at - 6, top: top - 6, right: at + 6, bottom: top + 6 });
+    drawing.append(...courseLines(course, x, y));
+  }
+  for (const course of courses) drawing.append(...peakMark(course, x, y, room));
   return drawing;
 }
 
-function courseLines(
-  course: Course,
-  x: (value: number) => number,
-  y: (value: number) => number,
-  area: Area,
-): Element[] {
-  const { memory } = course;
+type Place = (value: number) => number;
+
+function courseLines({ memory, before }: Course, x: Place, y: Place): Element[] {
   const shape = line<number>(
     (_, i) => x(memory.at_us[i]),
     (value) => y(value),
   ).curve(curveStepAfter);
-  const side = course.before ? "before" : "after";
+  const side = before ? "before" : "after";
+  return [svg("path", { class: `course ${side}`, d: shape(memory.bytes) ?? "" })];
+}
+
+function peakOf({ memory }: Course, x: Place, y: Place): [number, number] {
   const peak = maxIndex(memory.bytes);
-  const at = x(memory.at_us[peak]);
-  const top = y(memory.bytes[peak]);
-  const right = at > area.left + area.width * 0.7;
-  const text = `${course.name ? `${course.name}: ` : ""}peak ${bytes(memory.peak_bytes)}`;
-  return [
-    svg("path", { class: `course ${side}`, d: shape(memory.bytes) ?? "" }),
-    svg("circle", { class: `peak ${side}`, cx: at, cy: top, r: 4.5 }),
-    svg(
-      "text",
-      {
-        x: right ? at - 9 : at + 9,
-        y: top - 6,
-        class: right ? "end strong haloed" : "strong haloed",
-      },
-      text,
-    ),
-  ];
+  return [x(memory.at_us[peak]), y(memory.bytes[peak])];
+}
+
+/** The peak and its height, beside it where that is free. */
+function peakMark(course: Course, x: Place, y: Place, room: LabelRoom): Element[] {
+  const { memory, before, name } = course;
+  const [at, top] = peakOf(course, x, y);
+  const text = `${name ? `${name}: ` : ""}peak ${bytes(memory.peak_bytes)}`;
+  const width = textWidth(text, BOLD);
+  const spots = [-6, -20, 18, 32].flatMap((down) =>
+    [at + 9, at - 9 - width].map((left) => ({
+      left,
+      base: top + down,
+      boxes: [textBox(left, top + down, width, BOLD)],
+    })),
+  );
+  const spot = room.first(spots);
+  const mark = svg("circle", {
+    class: `peak ${before ? "before" : "after"}`,
+    cx: at,
+    cy: top,
+    r: 4.5,
+  });
+  if (spot === undefined) return [mark];
+  return [mark, svg("text", { x: spot.left, y: spot.base, class: "strong haloed" }, text)];
 }
 
 function aliveTable(course: Course): Child[] {

@@ -9,7 +9,7 @@ import { fitted } from "./flame_view";
 import { dotting, hatching } from "./hatching";
 import { fateClass, FATES } from "./module_tree";
 import { change, duration, flops, measured, reason, share } from "./number_text";
-import { isMissing, type Fate, type ModuleRow, type PageSide } from "./page_data";
+import { isMissing, namesModules, type Fate, type ModuleRow, type PageSide } from "./page_data";
 import { exactShare, figureOf, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
 
@@ -32,7 +32,7 @@ type Measure = "time" | "before" | "flops";
 export function modelMap(sides: PageSide[], reveal: (path: string) => void): HTMLElement | null {
   const now = sides[sides.length - 1];
   const below = (side: PageSide, of: (row: ModuleRow) => number) =>
-    side.modules.some((row) => row.parent >= 0 && of(row) > 0);
+    namesModules(side) && side.modules.some((row) => row.parent >= 0 && of(row) > 0);
   const measures: [Measure, string][] = [];
   const several = sides.length > 1;
   if (below(now, timeOf)) measures.push(["time", several ? `Time ${now.name}` : "Time"]);
@@ -167,7 +167,8 @@ function draw(rows: ModuleRow[], measure: Measure, width: number): SVGSVGElement
     dotting("map-part", "dots-part"),
   );
   places.each((node) => {
-    if (node.depth > 0 && node.x1 > node.x0 && node.y1 > node.y0) {
+    const seen = node.depth > 0 || node.height === 0;
+    if (seen && node.x1 > node.x0 && node.y1 > node.y0) {
       drawing.append(cell(node, root.value ?? 0, rows));
     }
   });

@@ -5,11 +5,12 @@ import { button, html, svg, type Child } from "./dom";
 import { fateClass, FATES, splitOf, sum, whyOf, type TreeNode } from "./module_tree";
 import { bytes, change, count, duration, flops, measured, reason, share } from "./number_text";
 import { isMissing, type ModuleRow, type NotMeasured } from "./page_data";
+import { onPaper } from "./paper";
 import { copyButton } from "./plot";
 
 /** So many rows are unfolded at first, if whole levels fit. */
 const FIRST_ROWS = 24;
-const MOST_PRINTED = 60;
+const MOST_PRINTED = 32;
 
 interface TableColumn {
   name: string;
@@ -71,7 +72,19 @@ export class ModuleTable {
     );
     this.listen();
     this.redraw();
-    addEventListener("beforeprint", () => this.unfoldSome(MOST_PRINTED, true));
+    const open = new Set<TreeNode>();
+    onPaper(
+      () => {
+        this.open.forEach((node) => open.add(node));
+        this.unfoldSome(MOST_PRINTED, true);
+      },
+      () => {
+        this.open.clear();
+        open.forEach((node) => this.open.add(node));
+        open.clear();
+        this.redraw();
+      },
+    );
   }
 
   /** Unfolds down to a module and goes there. */

@@ -45,7 +45,7 @@ export function moduleTree(sides: PageSide[]): TreeNode | null {
     if (row.parent >= 0) nodes[row.parent].inside.push(nodes[i]);
     else root ??= nodes[i];
   });
-  if (root !== null) settle(root, null, 1);
+  if (root !== null) settle(root, null, 1, new Map());
   return root;
 }
 
@@ -56,14 +56,22 @@ function nameIn(row: ModuleRow, modules: ModuleRow[]): string {
     : row.path;
 }
 
-function settle(node: TreeNode, parent: TreeNode | null, level: number): void {
+/** `seen`: numbers of signatures. As texts in texts they would double with every level. */
+function settle(
+  node: TreeNode,
+  parent: TreeNode | null,
+  level: number,
+  seen: Map<string, string>,
+): void {
   node.parent = parent;
   node.level = level;
-  for (const one of node.inside) settle(one, node, level + 1);
+  for (const one of node.inside) settle(one, node, level + 1, seen);
   node.inside = grouped(node, level + 1);
   const row = node.rows[0];
   const inside = node.inside.map((one) => `${one.name}=${one.signature}`);
-  node.signature = JSON.stringify([row.kind, row.extra, row.fate ?? "", inside]);
+  const text = JSON.stringify([row.kind, row.extra, row.fate ?? "", inside]);
+  node.signature = seen.get(text) ?? String(seen.size);
+  seen.set(text, node.signature);
 }
 
 /** Runs of equal siblings become one node with all of them inside. */

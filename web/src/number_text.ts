@@ -8,6 +8,7 @@ const MINUS = "−";
 export function figure(value: number): string {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
+  if (size > 0 && size < 0.005) return value > 0 ? "<0.01" : `>${MINUS}0.01`;
   const digits = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
   return value.toFixed(digits).replace("-", MINUS);
 }
@@ -65,6 +66,11 @@ export function count(value: number): string {
   return value.toLocaleString("en-US", { maximumFractionDigits: 1 });
 }
 
+/** "1 row", "2 rows". */
+export function counted(value: number, what: string): string {
+  return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
+}
+
 export function ratio(value: Measured | NotMeasured | null | undefined): string {
   return measured(value, (number) => `${figure(number)}×`);
 }
@@ -99,12 +105,31 @@ export function reason(value: unknown): string {
   return isMissing(value) ? value.not_measured : "";
 }
 
+/** With no line break between a figure and its unit, or inside an interval. */
+export function unbroken(text: string): string {
+  const whole = text.replaceAll(/(\d)–(?=\d)/g, "$1\u2060–\u2060");
+  return whole.replaceAll(
+    /(\d) (?=(?:%|[µmn]?s|[kMGT]?B|[kMGT]?FLOPs?|[kMGT]?FLOP\/s|GB\/s)(?![\p{L}\d]))/gu,
+    "$1\u00a0",
+  );
+}
+
+const LONGEST_WORD = 60;
+
+/** With the middle of overlong names left out, such as paths of modules nested very deeply. */
+export function clipped(text: string): string {
+  const half = LONGEST_WORD / 2 - 1;
+  return text.replaceAll(/\S+/gu, (word) =>
+    word.length <= LONGEST_WORD ? word : `${word.slice(0, half)}…${word.slice(-half)}`,
+  );
+}
+
 /** Several remarks as one text: each begins with a capital and ends with a full stop. */
 export function sentences(remarks: string[]): string {
-  return remarks
+  const ended = remarks
     .filter((one) => one !== "")
-    .map((one) => `${capital(one)}${/[.!?…]$/.test(one) ? "" : "."}`)
-    .join(" ");
+    .map((one) => `${capital(one)}${/[.!?…]$/.test(one) ? "" : "."}`);
+  return unbroken(ended.join(" "));
 }
 
 export function capital(text: string): string {
@@ -112,5 +137,5 @@ export function capital(text: string): string {
 }
 
 export function rate(gflops: number): string {
-  return gflops >= 9995 ? `${figure(gflops / 1e3)} TFLOP/s` : `${figure(gflops)} GFLOP/s`;
+  return gflops >= 999.5 ? `${figure(gflops / 1e3)} TFLOP/s` : `${figure(gflops)} GFLOP/s`;
 }

@@ -34,6 +34,7 @@ export function numericsSection(page: Page): Section | null {
     unit: "largest over rows, against a higher-precision reference",
     body: [holder, legend()],
     table: () => tableOfErrors(errors),
+    printed: 60,
     drawing: () => holder.querySelector("svg"),
     note:
       drawn.length < errors.length

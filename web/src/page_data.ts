@@ -272,6 +272,11 @@ export function stepsOf(side: PageSide): number {
   return Math.max(1, side.about.steps ?? 1);
 }
 
+/** Whether it is known to which modules ops belong. */
+export function namesModules({ modules }: PageSide): boolean {
+  return modules.some((row) => row.path !== "" && row.kind !== "Optimizer");
+}
+
 /** Whether nothing tells where a step begins, so that times are those of everything recorded. */
 export function isWholeTrace({ about }: PageSide): boolean {
   return about.source === "trace" && (about.step_starts_us ?? []).length === 0;

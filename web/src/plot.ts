@@ -1,8 +1,9 @@
 /** What every plot has: a title, its numbers as a table to copy, and itself as an SVG file. */
 
 import { button, html, freshId, type Child } from "./dom";
-import { interval, measured, ratio, share } from "./number_text";
+import { count, interval, measured, ratio, share } from "./number_text";
 import { isMissing, type Interval, type Measured, type NotMeasured } from "./page_data";
+import { onPaper } from "./paper";
 import { standalone } from "./svg_file";
 
 /** A text for people, and the figure in full for a spreadsheet. */
@@ -35,6 +36,8 @@ export interface Plot {
   drawing?: () => SVGSVGElement | null;
   /** Said below the plot. */
   note?: string | undefined;
+  /** How many rows of its table are printed below it: where a pointer would tell on a screen. */
+  printed?: number;
 }
 
 export function figureOf(plot: Plot): HTMLElement {
@@ -53,7 +56,24 @@ export function figureOf(plot: Plot): HTMLElement {
   );
   const tools = html("div", { class: "tools" }, foldedTable(plot.title, plot.table));
   if (plot.drawing !== undefined) tools.prepend(saveButton(plot));
-  return html("div", { class: "plot-with-table" }, figure, tools);
+  const whole = html("div", { class: "plot-with-table" }, figure, tools);
+  if (plot.printed !== undefined) printTable(whole, plot.table, plot.printed);
+  return whole;
+}
+
+/** The first rows of a table, there only on paper. */
+function printTable(holder: HTMLElement, make: () => Table, most: number): void {
+  let printed: HTMLElement | null = null;
+  const prepare = () => {
+    const table = make();
+    const all = table.rows.length;
+    const rows = table.rows.slice(0, most);
+    const note = `The first ${most} of ${count(all)} rows; the page itself has all.`;
+    printed = html("div", { class: "printed" }, tableOf({ ...table, rows }));
+    if (all > most) printed.append(html("p", { class: "note" }, note));
+    holder.append(printed);
+  };
+  onPaper(prepare, () => printed?.remove());
 }
 
 function saveButton(plot: Plot): HTMLElement {

@@ -4,11 +4,17 @@ import { scaleLog } from "d3-scale";
 
 import { blank, bottomAxis, leftAxis, logTicks, tickText, type Area } from "./axes";
 import { drawnToFit, html, svg } from "./dom";
-import { fitted } from "./flame_view";
+import { fitted, textWidth } from "./flame_view";
+import { LabelRoom, slantedBoxes, textBox, type Box } from "./label_room";
 import { bytes, count, duration, figure, flops, rate, sentences, share } from "./number_text";
 import type { Page, Roof, RoofPoint, PageSide } from "./page_data";
 import { exact, figureOf, type Exact, type Section, type Table } from "./plot";
 import { withTooltips } from "./tooltip";
+
+/** Pixels: the height of names, as in the style sheet, and the longest that is not cut. */
+const NAME = 11;
+const LONGEST_NAME = 200;
+const MOST_NAMES = 10;
 
 interface Dot {
   point: RoofPoint;
@@ -36,11 +42,14 @@ export function rooflineSection(page: Page): Section | null {
     id: "roofline-plot",
     title: "Rate by FLOPs per byte",
     unit: "both axes logarithmic; size: time",
-    body: [dots.length > 0 && holder, legend(several)],
+    body: dots.length > 0 ? [holder, legend(several)] : [],
     table: () => tableOfPoints(sides, roofs),
-    drawing: () => holder.querySelector("svg"),
+    printed: 20,
+    ...(dots.length > 0 && { drawing: () => holder.querySelector("svg") }),
     note: sentences([
-      left > 0 ? `${left} without FLOPs, bytes or time are in the table only.` : "",
+      left > 0
+        ? `${left} without FLOPs, bytes or time ${left === 1 ? "is" : "are"} in the table only.`
+        : "",
       roofs.length === 0 ? "The machine’s peaks were not measured, so there are no roofs." : "",
     ]),
   });
@@ -102,21 +111,21 @@ function exactRate(gbps: number | null | undefined): Exact {
 }
 
 function tableOfPoints(sides: PageSide[], roofs: Roof[]): Table {
-  const rows = sides.flatMap((side) =>
-    (side.points ?? []).map((point) => [
-      point.name,
-      point.block ? "block" : "op",
-      side.name,
-      point.phase,
-      point.calls,
-      point.time_us,
-      point.flops,
-      point.moved_bytes,
-      point.time_us > 0 ? point.flops / point.time_us / 1e3 : "–",
-      exact(point.of_roofline, (part) => share(part, 1)),
-      point.bound,
-    ]),
-  );
+  const points = sides.flatMap((side) => (side.points ?? []).map((point) => ({ point, side })));
+  points.sort((a, b) => b.point.time_us - a.point.time_us);
+  const rows = points.map(({ point, side }) => [
+    point.name,
+    point.block ? "block" : "op",
+    side.name,
+    point.phase,
+    point.calls,
+    point.time_us,
+    point.flops,
+    point.moved_bytes,
+    point.time_us > 0 ? point.flops / point.time_us / 1e3 : "–",
+    exact(point.of_roofline, (part) => share(part, 1)),
+    point.bound,
+  ]);
   const peaks = roofs.map((roof) => [
     roof.name,
     "roof",
@@ -175,22 +184,39 @@ function draw(dots: Dot[], roofs: Roof[], width: number): SVGSVGElement {
     bottomAxis(area, { place: x, ticks: ticksOf(x), text: tickText, title: "FLOPs per byte" }),
     leftAxis(area, { place: y, ticks: ticksOf(y), text: tickText, title: "GFLOP/s" }),
   );
-  drawing.append(...roofLines(area, x, y, flat, slanted, top));
   const longest = Math.max(...dots.map((dot) => dot.point.time_us));
   const radius = (dot: Dot) => 3 + (width < 600 ? 7 : 11) * Math.sqrt(dot.point.time_us / longest);
-  drawing.append(...joins(dots, x, y));
+  const room = new LabelRoom({
+    left: area.left,
+    top: 0,
+    right: area.left + area.width,
+    bottom: area.top + area.height,
+  });
   const order = dots.map((_, i) => i).sort((a, b) => dots[b].point.time_us - dots[a].point.time_us);
-  drawing.append(...order.map((i) => dotSign(dots[i], i, x, y, radius(dots[i]))));
+  for (const dot of dots) room.take(dotBox(x(dot.intensity), y(dot.gflops), radius(dot)));
   drawing.append(
-    ...dotLabels(
+    ...flatRoofs(x, y, flat, slanted),
+    ...slantedRoofs(x, y, slanted, top),
+    ...joins(dots, x, y),
+    ...order.map((i) => dotSign(dots[i], i, x, y, radius(dots[i]))),
+    // Names last, so that nothing is drawn over them.
+    ...flatNames(area, y, flat, room),
+    ...slantedNames(x, y, slanted, top, room),
+    ...dotNames(
       order.map((i) => dots[i]),
-      area,
       x,
       y,
       radius,
+      room,
     ),
   );
   return drawing;
+}
+
+/** What a name should not cover: a little less than the dot. */
+function dotBox(x: number, y: number, radius: number): Box {
+  const r = 0.85 * radius;
+  return { left: x - r, top: y - r, right: x + r, bottom: y + r };
 }
 
 type Place = (value: number) => number;
@@ -199,50 +225,108 @@ function spread(values: number[], factor: number): [number, number] {
   return [Math.min(...values) / factor, Math.max(...values) * factor];
 }
 
-function roofLines(
-  area: Area,
-  x: Place & { domain: () => number[] },
-  y: Place & { domain: () => number[] },
-  flat: { name: string; gflops: number }[],
-  slanted: { name: string; gbps: number }[],
-  top: number,
-): Element[] {
+interface FlatRoof {
+  name: string;
+  gflops: number;
+}
+
+interface SlantedRoof {
+  name: string;
+  gbps: number;
+}
+
+type Scale = Place & { domain: () => number[] };
+
+function flatRoofs(x: Scale, y: Place, flat: FlatRoof[], slanted: SlantedRoof[]): Element[] {
   const [least, most] = x.domain();
-  const [lowest] = y.domain();
-  const found: Element[] = [];
-  for (const roof of flat) {
+  return flat.map((roof) => {
     const from = Math.max(least, ...slanted.map((one) => roof.gflops / one.gbps).slice(0, 1));
-    found.push(svg("path", { class: "roof", d: `M${x(from)} ${y(roof.gflops)}H${x(most)}` }));
+    return svg("path", { class: "roof", d: `M${x(from)} ${y(roof.gflops)}H${x(most)}` });
+  });
+}
+
+/** At the right end, above the line or below it; further left where that is taken. */
+function flatNames(area: Area, y: Place, flat: FlatRoof[], room: LabelRoom): Element[] {
+  return flat.flatMap((roof) => {
     const text = `${roof.name} ${rate(roof.gflops)}`;
+    const width = textWidth(text, NAME);
     const right = area.left + area.width - 4;
-    found.push(
-      svg("text", { x: right, y: y(roof.gflops) - 6, class: "end roof-name haloed" }, text),
-    );
-  }
-  slanted.forEach((roof, i) => {
-    const from = Math.max(least, lowest / roof.gbps);
-    const to = Math.min(most, top / roof.gbps);
-    if (to <= from) return;
-    found.push(
-      svg("path", {
-        class: "roof",
-        d: `M${x(from)} ${y(from * roof.gbps)}L${x(to)} ${y(to * roof.gbps)}`,
+    const spots = [0, 1, 2, 3].flatMap((step) =>
+      [-5, 12].map((below) => {
+        const end = right - step * (width + 12);
+        const at = y(roof.gflops) + below;
+        return { end, at, boxes: [textBox(end - width, at, width, NAME)] };
       }),
     );
-    const rise = y(from * roof.gbps) - y(to * roof.gbps);
-    const angle = (-Math.atan2(rise, x(to) - x(from)) * 180) / Math.PI;
-    // Names of roofs that lie close together stand beside each other.
-    const at = from * (to / from) ** (0.08 + 0.2 * (i % 4));
-    const turn = `translate(${x(at)} ${y(at * roof.gbps) - 6}) rotate(${angle})`;
-    found.push(
-      svg(
-        "text",
-        { transform: turn, class: "roof-name haloed" },
-        `${roof.name} ${figure(roof.gbps)} GB/s`,
-      ),
-    );
+    const spot = room.first(spots);
+    if (spot === undefined) return [];
+    return [svg("text", { x: spot.end, y: spot.at, class: "end roof-name haloed" }, text)];
   });
+}
+
+/** Where a slanted roof begins and ends in the plot; null where it is not in it. */
+function reach(roof: SlantedRoof, x: Scale, y: Scale, top: number): [number, number] | null {
+  const [least, most] = x.domain();
+  const from = Math.max(least, y.domain()[0] / roof.gbps);
+  const to = Math.min(most, top / roof.gbps);
+  return to > from ? [from, to] : null;
+}
+
+function slantedRoofs(x: Scale, y: Scale, slanted: SlantedRoof[], top: number): Element[] {
+  return slanted.flatMap((roof) => {
+    const ends = reach(roof, x, y, top);
+    if (ends === null) return [];
+    const [from, to] = ends.map((at) => `${x(at)} ${y(at * roof.gbps)}`);
+    return [svg("path", { class: "roof", d: `M${from}L${to}` })];
+  });
+}
+
+/** Roofs too close for a name each have one together. */
+function bundled(slanted: SlantedRoof[], y: Place): SlantedRoof[][] {
+  const found: SlantedRoof[][] = [];
+  for (const roof of [...slanted].sort((a, b) => b.gbps - a.gbps)) {
+    const last = found.at(-1)?.at(-1);
+    if (last !== undefined && y(roof.gbps) - y(last.gbps) < 1.6 * NAME) found.at(-1)?.push(roof);
+    else found.push([roof]);
+  }
   return found;
+}
+
+function bundleName(roofs: SlantedRoof[]): string {
+  const [first, last] = [roofs[0], roofs[roofs.length - 1]];
+  if (roofs.length === 1) return `${first.name} ${figure(first.gbps)} GB/s`;
+  const rates = [...new Set([first, last].map((roof) => figure(roof.gbps)))];
+  return `${first.name} … ${last.name} ${rates.join(" … ")} GB/s`;
+}
+
+/** Along the line, where there is room. */
+function slantedNames(
+  x: Scale,
+  y: Scale,
+  slanted: SlantedRoof[],
+  top: number,
+  room: LabelRoom,
+): Element[] {
+  return bundled(slanted, y).flatMap((roofs) => {
+    const roof = roofs[0];
+    const ends = reach(roof, x, y, top);
+    if (ends === null) return [];
+    const [from, to] = ends;
+    const rise = y(to * roof.gbps) - y(from * roof.gbps);
+    const angle = Math.atan2(rise, x(to) - x(from));
+    const text = bundleName(roofs);
+    const width = textWidth(text, NAME);
+    const spots = Array.from({ length: 14 }, (_, i) => {
+      const at = from * (to / from) ** (0.03 + 0.06 * i);
+      const [left, base] = [x(at), y(at * roof.gbps) - 6];
+      return { left, base, boxes: slantedBoxes(left, base, angle, width) };
+    });
+    const spot = room.first(spots);
+    if (spot === undefined) return [];
+    const degrees = (angle * 180) / Math.PI;
+    const turn = `translate(${spot.left} ${spot.base}) rotate(${degrees})`;
+    return [svg("text", { transform: turn, class: "roof-name haloed" }, text)];
+  });
 }
 
 /** A thin line from what it was to what it is. */
@@ -266,30 +350,37 @@ function dotSign(dot: Dot, i: number, x: Place, y: Place, r: number): Element {
   return svg("rect", { x: cx - side / 2, y: cy - side / 2, width: side, height: side, ...place });
 }
 
-/** The longest few by name, where there is room for it. */
-function dotLabels(
+/** The longest few by name, each beside its dot, where there is room for it. */
+function dotNames(
   dots: Dot[],
-  area: Area,
   x: Place,
   y: Place,
   radius: (dot: Dot) => number,
+  room: LabelRoom,
 ): Element[] {
-  const taken: [number, number, number][] = [];
   const found: Element[] = [];
   const named = new Set<string>();
   for (const dot of dots.filter((one) => !one.before)) {
-    if (found.length >= 8 || named.has(dot.point.name)) continue;
-    const left = x(dot.intensity) + radius(dot) + 4;
-    const at = y(dot.gflops) + 4;
-    const text = fitted(dot.point.name, Math.min(190, area.left + area.width - left));
-    const end = left + text.length * 7;
-    const free = taken.every(
-      ([from, to, line]) => end < from || left > to || Math.abs(line - at) > 14,
-    );
-    if (text.length < 4 || !free) continue;
-    taken.push([left, end, at]);
+    if (found.length >= MOST_NAMES) break;
+    if (named.has(dot.point.name)) continue;
+    const text = fitted(dot.point.name, LONGEST_NAME);
+    const width = textWidth(text, NAME);
+    const [cx, cy, away] = [x(dot.intensity), y(dot.gflops), radius(dot) + 4];
+    const places: [number, number][] = [
+      [cx + away, cy + 4],
+      [cx - away - width, cy + 4],
+      [cx - width / 2, cy - away],
+      [cx - width / 2, cy + away + 8],
+    ];
+    const spots = places.map(([left, base]) => ({
+      left,
+      base,
+      boxes: [textBox(left, base, width, NAME)],
+    }));
+    const spot = room.first(spots);
+    if (spot === undefined) continue;
     named.add(dot.point.name);
-    found.push(svg("text", { x: left, y: at, class: "dot-name haloed" }, text));
+    found.push(svg("text", { x: spot.left, y: spot.base, class: "dot-name haloed" }, text));
   }
   return found;
 }

@@ -4,7 +4,7 @@ import { scaleLinear } from "d3-scale";
 
 import { blank, bottomAxis, tickText, type Area } from "./axes";
 import { drawnToFit, html, svg } from "./dom";
-import { fitted } from "./flame_view";
+import { fitted, textWidth } from "./flame_view";
 import { figure, interval, ratio, reason } from "./number_text";
 import { finite, type Page, type Strip } from "./page_data";
 import { exact, exactInterval, exactRatio, figureOf, type Section, type Table } from "./plot";
@@ -13,6 +13,8 @@ import { withTooltips } from "./tooltip";
 
 const ROW = 74;
 const SPREAD = 9;
+/** As wide as letters of this size: names are bold. */
+const BOLD = 13;
 const MOST_DRAWN = 40;
 
 export function samplesSection(page: Page): Section | null {
@@ -77,7 +79,8 @@ function tableOfSamples(strips: Strip[]): Table {
 
 function draw(strips: Strip[], width: number): SVGSVGElement {
   const narrow = width < 620;
-  const left = narrow ? 8 : Math.min(230, width * 0.25);
+  const longest = Math.max(...strips.map((strip) => textWidth(strip.name, BOLD)));
+  const left = narrow ? 8 : Math.min(longest + 16, width * 0.36);
   const height = strips.length * ROW + 46;
   const area: Area = { left, top: 4, width: width - left - 14, height: height - 46 };
   const all = strips.flatMap((strip) =>
@@ -126,7 +129,7 @@ function stripRow(
     svg(
       "text",
       { x: textX, y: narrow ? top + 16 : y, class: "strong" },
-      fitted(narrow ? `${strip.name}: ${speed}` : strip.name, name),
+      fitted(narrow ? `${strip.name}: ${speed}` : strip.name, name * 0.93),
     ),
   );
   if (!narrow) group.append(svg("text", { x: 0, y: y + 16, class: "muted" }, fitted(speed, name)));

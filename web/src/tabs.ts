@@ -1,6 +1,7 @@
 /** Views of which one is seen at a time. A view is made when it is first asked for. */
 
 import { html } from "./dom";
+import { onPaper } from "./paper";
 
 export interface Tab {
   id: string;
@@ -35,12 +36,17 @@ export function tabs(label: string, all: Tab[]): HTMLElement {
       tab.name,
     ),
   );
+  let shown = 0;
+  const fill = (i: number) => {
+    if (panels[i].childElementCount === 0) panels[i].append(all[i].make());
+  };
   const show = (chosen: number, focus: boolean) => {
-    all.forEach((tab, i) => {
+    shown = chosen;
+    all.forEach((_, i) => {
       panels[i].hidden = i !== chosen;
       buttons[i].setAttribute("aria-selected", String(i === chosen));
       buttons[i].tabIndex = i === chosen ? 0 : -1;
-      if (i === chosen && panels[i].childElementCount === 0) panels[i].append(tab.make());
+      if (i === chosen) fill(i);
     });
     if (focus) buttons[chosen].focus();
   };
@@ -56,6 +62,16 @@ export function tabs(label: string, all: Tab[]): HTMLElement {
     show(places[event.key], true);
   };
   show(0, false);
+  // Paper has no tabs to choose from: all views stand below each other.
+  onPaper(
+    () => {
+      panels.forEach((panel, i) => {
+        fill(i);
+        panel.hidden = false;
+      });
+    },
+    () => show(shown, false),
+  );
   return html(
     "div",
     { class: "views" },

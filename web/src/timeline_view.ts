@@ -5,6 +5,7 @@ import { button, html, offstage, svg } from "./dom";
 import { fitted } from "./flame_view";
 import { duration } from "./number_text";
 import type { ModuleRow, Timeline } from "./page_data";
+import { onPaper } from "./paper";
 import { firstAfter, spanAt, spanRows, type Span, type SpanRow } from "./timeline_rows";
 import { hideTooltip, showTooltip } from "./tooltip";
 
@@ -77,7 +78,14 @@ export class TimelineView {
       "Drag to pan; click, then turn the wheel to zoom. By keyboard: arrows, Shift and arrows, plus, minus, Enter, Escape.";
     this.listen();
     new ResizeObserver(() => this.resize()).observe(this.holder);
-    // Printing does not wait for a frame.
+    // Printing does not wait for a frame; a view that was hidden has no width yet.
+    onPaper(
+      () => {
+        this.resize();
+        this.draw();
+      },
+      () => this.later(),
+    );
     matchMedia("print").addEventListener("change", () => this.draw());
     document.addEventListener("theme", () => this.later());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
@@ -145,7 +153,8 @@ export class TimelineView {
     const step = niceStep(span / Math.max(2, Math.floor(this.width / 110)));
     const ticks = [];
     for (let at = Math.ceil(this.from / step) * step; at <= this.to; at += step) ticks.push(at);
-    const [unit, length] = span >= 5e3 ? ["ms", 1e3] : span >= 5 ? ["µs", 1] : ["ns", 1e-3];
+    const [unit, length] =
+      span >= 5e6 ? ["s", 1e6] : span >= 5e3 ? ["ms", 1e3] : span >= 5 ? ["µs", 1] : ["ns", 1e-3];
     // As many digits as tell neighbours apart, however late in the step they are.
     const digits = Math.max(0, -Math.floor(Math.log10(step / length) + 1e-9));
     const format = { minimumFractionDigits: digits, maximumFractionDigits: digits };

@@ -5,7 +5,6 @@ import { drawnToFit, html, svg } from "./dom";
 import { fitted } from "./flame_view";
 import { hatching } from "./hatching";
 import {
-  capital,
   change,
   count,
   duration,
@@ -13,15 +12,18 @@ import {
   reason,
   sentences,
   share,
+  unbroken,
 } from "./number_text";
 import {
   isMissing,
   isWholeTrace,
+  namesModules,
   stepsOf,
   type Page,
   type PageSide,
   type Split,
 } from "./page_data";
+import { onPaper } from "./paper";
 import { exactShare, figureOf, type Exact, type Table } from "./plot";
 
 const BAR = 46;
@@ -39,9 +41,12 @@ interface Bar {
 export function fillVerdict(section: Element, page: Page): void {
   const sides = page.sides ?? [];
   const doubts = page.not_comparable ?? [];
+  const title = section.querySelector("h2");
+  if (title !== null) title.textContent = unbroken(page.verdict);
   if (page.verdict.length > LONG) section.classList.add("long");
   if (sides.length > 0) section.append(keyFigures(sides));
-  for (const why of reasonsOf(sides, doubts)) section.append(html("p", { class: "doubt" }, why));
+  for (const why of reasonsOf(sides, doubts, page.verdict))
+    section.append(html("p", { class: "doubt" }, why));
   const bars = sides.flatMap((side): Bar[] => {
     if (isMissing(side.account)) return [];
     const parts = netted(side.account);
@@ -53,9 +58,18 @@ export function fillVerdict(section: Element, page: Page): void {
   notes.forEach((note) => notices.delete(note));
   if (notes.size > 0) section.append(noteList(notes));
   if (notices.size > 0) {
+    let wasOpen = false;
     const many = notices.size > 1 ? `${notices.size} notes` : "A note";
     const summary = html("summary", {}, `${many} on how it was measured`);
-    section.append(html("details", { class: "notices" }, summary, noteList(notices)));
+    const details = html("details", { class: "notices" }, summary, noteList(notices));
+    section.append(details);
+    onPaper(
+      () => {
+        wasOpen = details.open;
+        details.open = true;
+      },
+      () => (details.open = wasOpen),
+    );
   }
 }
 
@@ -64,19 +78,28 @@ function noteList(notes: Set<string>): HTMLElement {
   return html("ul", { class: "notes" }, ...items);
 }
 
-/** Why figures are missing or cannot be compared, each reason once. */
-function reasonsOf(sides: PageSide[], doubts: string[]): string[] {
-  const found = doubts.map((doubt) => sentences([`Not comparable: ${doubt}`]));
+/** Why figures are missing or cannot be compared, each reason once, unless the verdict says it. */
+function reasonsOf(sides: PageSide[], doubts: string[], verdict: string): string[] {
+  const found = new Map<string, string>();
+  const add = (why: string, words: string) => {
+    if (why !== "" && !verdict.includes(why) && !found.has(why)) found.set(why, words);
+  };
+  for (const doubt of doubts) add(doubt, `not comparable: ${doubt}`);
   for (const side of sides) {
-    for (const value of [side.step_us, side.account, side.explained, side.faults_per_step]) {
-      const why = reason(value);
-      if (why === "" || found.some((one) => one.includes(why))) continue;
-      found.push(
-        sentences([`${side.name ? `${capital(side.name)}: not` : "Not"} measured: ${why}`]),
-      );
+    const whose = side.name ? ` ${side.name}` : "";
+    const step = [side.step_us, side.account, side.explained].map(reason);
+    for (const why of step) add(why, `the step${whose} was not measured: ${why}`);
+    const faults = faultsOf(side);
+    if (isMissing(faults)) {
+      add(reason(faults), `page faults${whose} were not measured: ${reason(faults)}`);
     }
   }
-  return found;
+  return [...found.values()].map((words) => sentences([words]));
+}
+
+/** No trace tells them, which need not be said of each. */
+function faultsOf(side: PageSide): PageSide["faults_per_step"] {
+  return side.about.source === "trace" ? null : side.faults_per_step;
 }
 
 /** No ratio of the two steps: profiles are no paired comparison, whose word is the verdict. */
@@ -95,13 +118,8 @@ function keyFigures(sides: PageSide[]): HTMLElement {
   }
   const last = sides[sides.length - 1];
   // It counts what is explained down to modules, so without modules it says nothing.
-  if (last.modules.some((row) => row.path !== "" && row.kind !== "Optimizer")) {
-    add(
-      "Explained",
-      measured(last.explained, (part) => share(part, 1)),
-    );
-  }
-  const faults = last.faults_per_step;
+  if (!isMissing(last.explained) && namesModules(last)) add("Explained", share(last.explained, 1));
+  const faults = faultsOf(last);
   if (faults !== null && faults !== undefined) add("Page faults per step", measured(faults, count));
   return list;
 }
@@ -144,6 +162,7 @@ function accountPlot(bars: Bar[]): HTMLElement {
     unit: [...new Set(bars.map((bar) => coverOf(bar.side)))].join(" → "),
     body: [holder, accountLegend(bars)],
     table,
+    printed: PARTS.length,
     drawing: () => holder.querySelector("svg"),
     note: bars.some((bar) => ((bar.side.account as Split).unexplained_us ?? 0) < 0)
       ? "The parts added up to more than the step, so each was scaled down."

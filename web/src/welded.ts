@@ -33,7 +33,7 @@ export function weldedSection(page: Page): Section | null {
   };
 }
 
-const BRIEF = new Set(["outcome", "served by", "speed over eager", "interval"]);
+const BRIEF = new Set(["what", "outcome", "served by", "speed over eager", "interval"]);
 
 /** Blocks with one outcome whose paths differ in numbers alone are one row: `layers.*.mlp`. */
 function alike(blocks: BlockRow[]): [string, BlockRow][] {
@@ -63,7 +63,7 @@ function blockTable(blocks: BlockRow[]): Child[] {
       (name) => ({ name, brief: BRIEF.has(name) }),
     ),
     rows: alike(blocks).map(([path, block]) => [
-      path,
+      path || "the model",
       block.what,
       block.outcome,
       unbroken(block.serves),

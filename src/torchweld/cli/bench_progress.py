@@ -22,6 +22,7 @@ from torchweld.bench.training_step import TrainingStep
 from torchweld.core.errors import TorchweldError
 from torchweld.core.records import to_plain
 from torchweld.history import History, RunWriter
+from torchweld.history.kept_records import cell_of, packed
 from torchweld.report.bench_tables import speed_table
 
 
@@ -59,6 +60,7 @@ class Keeper:
         """One that was interrupted stays unfinished."""
         if self._run is not None and not bench.interrupted:
             with self._trying():
+                self._run.add(cell_of(Bench), packed(bench))
                 self._run.finish(to_plain(summary))
 
     @contextmanager

@@ -15,6 +15,7 @@ from torchweld.gates.gate_baseline import TIME
 from torchweld.gates.gate_outcome import Outcome
 from torchweld.history import History, Run, of_comparison
 from torchweld.history.history_store import check_name
+from torchweld.history.kept_records import cell_of, packed
 from torchweld.plans.plan import Whole
 from torchweld.plans.planner import PlanWithRounds
 from torchweld.profiles.accounting.time_splits import Account, Split
@@ -78,7 +79,7 @@ def keep_profile(
 ) -> None:
     """A cell for the step and one for every module: time, launches, bytes, and its account.
 
-    If the step was not measured: only counts, and why.
+    If the step was not measured: only counts, and why. The last cell has the profile itself.
     """
     run = history.begin(name, "profile", what, settings)
     why = found.step_us if isinstance(found.step_us, NotMeasured) else None
@@ -100,6 +101,7 @@ def keep_profile(
         if why is not None:
             data = {name: data[name] for name in _COUNTS}
         run.add(module.path or "the model", data)
+    run.add(cell_of(Profile), packed(found))
     run.finish({"explained": to_plain(made.explained)})
 
 

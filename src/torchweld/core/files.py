@@ -63,6 +63,18 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
         raise
 
 
+def unpacked(data: bytes, most: int = MOST_BYTES) -> bytes:
+    """The content of gzip; a TorchweldError if it is damaged, or more than `most` bytes."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            found = packed.read(most + 1)
+    except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
+        raise TorchweldError(str(error)) from error
+    if len(found) > most:
+        raise TorchweldError(f"it holds more than {most:,} bytes")
+    return found
+
+
 def read_whole(path: str | os.PathLike[str], what: str = "file", most: int = MOST_BYTES) -> bytes:
     """The content of a file, decompressed if it is gzip; a TorchweldError if it cannot be read."""
     check_path("load", path)

@@ -206,7 +206,7 @@ def _compared(before: PageSide, after: PageSide, devices: Sequence[str] = ("none
     abouts, steps_us = (before.about, after.about), (before.step_us, after.step_us)
     reasons = why_not_comparable(abouts, steps_us, devices, (BEFORE, AFTER))
     return Page(
-        title=after.about.what,
+        title=_of_both(before, after),
         verdict=_sentence(before, after, reasons),
         sides=(before, after),
         diff=diff_of(before, after),
@@ -215,9 +215,15 @@ def _compared(before: PageSide, after: PageSide, devices: Sequence[str] = ("none
     )
 
 
+def _of_both(before: PageSide, after: PageSide) -> str:
+    """What was profiled. Two models may be before and after, but a reader has to know."""
+    names = dict.fromkeys((before.about.what, after.about.what))
+    return " → ".join(filter(None, names))
+
+
 def _sentence(before: PageSide, after: PageSide, reasons: Sequence[str]) -> str:
     """What two profiles say about the step. They were taken one after the other."""
-    what, a_us, b_us = after.about.what, before.step_us, after.step_us
+    what, a_us, b_us = _of_both(before, after), before.step_us, after.step_us
     if reasons or isinstance(a_us, NotMeasured) or isinstance(b_us, NotMeasured):
         return f"{what}: the times before and after cannot be compared: {'; '.join(reasons)}."
     a_us, b_us = a_us / max(before.about.steps, 1), b_us / max(after.about.steps, 1)

@@ -70,13 +70,15 @@ def _row(plan: Plan, one: Planned, group: PlannedGroup | None) -> BlockRow:
 
 
 def computes(block: Block) -> str:
-    """ "gelu 768→…→768" for an MLP, "Linear 768→2304" for one product."""
+    """ "gelu 768→3072→768" for an MLP, "Linear 768→2304" for one product."""
     first, *others = parse_spec(block.form)
     name = first.activation + ("-gated" if first.gate != "none" else "")
     if not others:
         name = "Linear" if name == "identity" else f"Linear and {name}"
         return f"{name} {block.in_features}→{block.out_features}"
-    return f"{name} {block.in_features}→{'…→' * len(others)}{block.out_features}"
+    # Plans of earlier versions do not have the sizes inside.
+    inside = block.hidden or ("…",) * len(others)
+    return f"{name} {'→'.join(map(str, (block.in_features, *inside, block.out_features)))}"
 
 
 def _weight(tuning: Tuning) -> float:

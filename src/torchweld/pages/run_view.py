@@ -1,4 +1,4 @@
-"""One kept run as a page: its plan if it has one, its rounds as strips, and where it was measured.
+"""One kept run as a page: its profile, bench or plan, its rounds, and where it was measured.
 
 In: a run of the history, and the runs that its plot is to show. Out: a `Page`.
 """
@@ -9,27 +9,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchweld.bench.bench_results import Bench
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import duration
 from torchweld.gates.gate_baseline import PLAN
+from torchweld.history.kept_records import whole_record
 from torchweld.history.kept_runs import Run, RunCell
 from torchweld.history.kept_samples import CONTROL, LOG_RATIOS
 from torchweld.pages.history_view import history_plots, kept_figure, kept_interval
-from torchweld.pages.page_building import joined_pages, plan_page
+from torchweld.pages.page_building import bench_page, joined_pages, plan_page, profile_page
 from torchweld.pages.page_environment import of_fingerprint
 from torchweld.pages.page_numbers import ratios
 from torchweld.pages.page_records import Page, Strip
 from torchweld.plans.plan import Plan
+from torchweld.profiles.profile import Profile
 
+# Of a run of an earlier version.
 PROFILE_NOTE = (
-    "the history keeps the figures of a profile, not the profile; torchweld profile --save "
-    "FILE.json keeps it whole, and torchweld report FILE.json shows it"
+    "this run was kept with the figures of a profile alone; profile it again to see all of it"
 )
 
 
 def run_page(run: Run, runs: Sequence[Run] = ()) -> Page:
     """`runs`: those of the same thing, for the plot; the run itself, if none are given."""
+    kept = _kept_page(run)
     state = "" if run.finished else ", unfinished: it was interrupted"
     settings = ", ".join(f"{name} {_short(value)}" for name, value in run.settings.items())
     own = Page(
@@ -45,16 +49,25 @@ def run_page(run: Run, runs: Sequence[Run] = ()) -> Page:
                 (
                     f"kept {run.created} as {run.name}, run {run.id}",
                     settings and f"settings: {settings}",
-                    PROFILE_NOTE if run.kind == "profile" else "",
+                    PROFILE_NOTE if run.kind == "profile" and kept is None else "",
                 ),
             )
         ),
     )
-    plan = _plan(run)
-    if plan is None:
+    if kept is None:
         return own
-    joined = joined_pages([plan_page(plan), own])
+    joined = joined_pages([kept, replace(own, strips=kept.strips or own.strips)])
     return replace(joined, title=own.title)
+
+
+def _kept_page(run: Run) -> Page | None:
+    """Of the profile, the bench or the plan that the run was kept with."""
+    if run.kind == "profile" and (profile := whole_record(run, Profile)) is not None:
+        return profile_page([profile])
+    if run.kind == "bench" and (bench := whole_record(run, Bench)) is not None:
+        return bench_page(bench)
+    plan = _plan(run)
+    return plan_page(plan) if plan is not None else None
 
 
 def _plan(run: Run) -> Plan | None:

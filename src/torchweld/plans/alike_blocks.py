@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from torchweld.core.number_text import counted
 from torchweld.plans.block_calls import tensors_of
 from torchweld.welds.found_blocks import Block, Call
 
@@ -34,7 +35,8 @@ class AlikeBlocks:
 
     @property
     def name(self) -> str:
-        return f"{self.blocks[0].path or 'the model'} × {len(self.blocks)}, {self.key.rows} rows"
+        count = f" × {len(self.blocks)}" if len(self.blocks) > 1 else ""
+        return f"{self.blocks[0].path or 'the model'}{count}, {counted(self.key.rows, 'row')}"
 
 
 def alike_blocks(model: nn.Module, blocks: Sequence[Block], training: bool) -> list[AlikeBlocks]:

@@ -80,6 +80,11 @@ def without_errors(fields: dict[str, Any]) -> dict[str, Any]:
     return dict(fields)
 
 
+def without_hidden(fields: dict[str, Any]) -> dict[str, Any]:
+    """Format 5 to format 6, whose blocks have their hidden sizes; before, none were kept."""
+    return dict(fields)
+
+
 def _each(items: Any, upgrade: Any) -> Any:
     if not isinstance(items, list):
         return items

@@ -16,6 +16,7 @@ from torch import Tensor, nn, ops
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.number_text import counted
 from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, device_of
@@ -76,7 +77,8 @@ class AlikeGroups:
 
     @property
     def name(self) -> str:
-        return f"group {self.groups[0][0].block.group} × {len(self.groups)}, {self.key.rows} rows"
+        count = f" × {len(self.groups)}" if len(self.groups) > 1 else ""
+        return f"group {self.groups[0][0].block.group}{count}, {counted(self.key.rows, 'row')}"
 
     def copied_singly(self) -> int:
         """Bytes of the copies that the members of one group keep without it."""

@@ -285,12 +285,13 @@ class Plan(ShownAsPage, SavedRecord):
 
     FORMAT = RecordFormat(
         what="plan",
-        version=5,
+        version=6,
         upgrades={
             1: earlier_plans.plan,
             2: earlier_plans.without_groups,
             3: earlier_plans.without_recompute,
             4: earlier_plans.without_errors,
+            5: earlier_plans.without_hidden,
         },
         remedy="plan again",
         indent=1,

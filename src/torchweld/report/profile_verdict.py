@@ -83,6 +83,11 @@ def verdict(profile: Profile, account: Account) -> Text:
     split = account.step.netted
     whole = split.total_us
     text.append(_what_takes(profile, profile.step_us))
+    if not profile.ops and profile.device is not None:
+        return text.append(
+            f"; of {_span(profile, whole)}, nothing is explained, since the trace has no op of the "
+            "host."
+        )
     if whole <= 0 or not profile.ops:
         return text.append("; no op was recorded, so nothing can be said about it.")
     text.append("; " if profile.device is None else f"; of {_span(profile, whole)}, ")
@@ -93,13 +98,16 @@ def verdict(profile: Profile, account: Account) -> Text:
     if most is not None:
         mostly = "mostly " if most.of(split) > 0.5 * split.waste_us else "first of all "
         text.append(f", {mostly}{most.name}")
-    if split.useful_us <= 0:
-        text.append("; how much is necessary is not known")
+    unknown = ["how much is necessary"] if split.useful_us <= 0 else []
     named = any(module.path and module.kind != "Optimizer" for module in profile.modules)
-    why = "" if named else ", since nothing tells which modules the ops belong to"
-    if isinstance(account.explained, NotMeasured):
+    # What is explained counts down to modules: without them, there is nothing to count.
+    if not named and profile.about.source == "trace":
+        unknown.append("which modules the ops belong to")
+    if unknown:
+        text.append(f"; it is not known {' or '.join(unknown)}")
+    if not named or isinstance(account.explained, NotMeasured):
         return text.append(".")
-    return text.append(f"; explained {share(account.explained, 1)}{why}.")
+    return text.append(f"; explained {share(account.explained, 1)}.")
 
 
 def what_holds(profile: Profile, account: Account) -> Text:

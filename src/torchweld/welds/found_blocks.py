@@ -92,6 +92,9 @@ class Block:
     ignores: tuple[Word, ...] = ()
     in_features: Positive
     out_features: Positive
+    # The widths between the layers; (): not known, since the block was made by hand or is of an
+    # earlier version.
+    hidden: Annotated[tuple[Positive, ...], Length(most=1000)] = ()
     dtype: DType  # of the weights
     covers: tuple[Word, ...]  # relative paths of the modules inside, which a weld does not call
     # () or one per layer: the probability with which its output is dropped in training. Known only
@@ -122,6 +125,8 @@ class Block:
             yield "has dropout in its form; `dropout` has the probabilities"
         if self.dropout and len(self.dropout) != len(forms):
             yield f"has {len(self.dropout)} probabilities of dropout for {len(forms)} layers"
+        if self.hidden and len(self.hidden) != len(forms) - 1:
+            yield f"has {len(self.hidden)} hidden sizes for {len(forms)} layers"
         wanted = sum(form.tensors for form in forms)
         if len(self.tensors) != wanted:
             yield f"names {len(self.tensors)} tensors, but its form has {wanted}"

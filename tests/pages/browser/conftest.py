@@ -27,6 +27,7 @@ from tests.support.watched_pages import (
     Watched,
     open_report,
 )
+from torch import nn
 
 from torchweld.cli.main import run
 from torchweld.models import MODELS
@@ -36,6 +37,7 @@ from torchweld.pages.page_reading import read_page
 from torchweld.pages.page_records import Page
 from torchweld.pages.redaction import redacted
 from torchweld.plans import choice_timing, whole_model
+from torchweld.plans.planner import apply, plan
 from torchweld.profiles.recording.live_profile import profile
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -74,6 +76,7 @@ class Reports:
             "unmeasured": unmeasured_page,
             "hostile": lambda: with_names(made_page()),
             "hostile model": hostile_report,
+            "one block": one_block_report,
             "redacted": lambda: redacted(self["hostile model"].page),
         }
         if name == "gpt fused":
@@ -94,6 +97,17 @@ def model_report(name: str) -> Page:
 def hostile_report() -> Page:
     with brief_machine():
         return page_of([profile(hostile_model(), torch.ones(2, 8))])
+
+
+def one_block_report() -> Page:
+    """Of a model that is welded as a whole."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).eval()
+    inputs = torch.ones(2, 8)
+    with brief_machine():
+        before = profile(model, inputs)
+        made = plan(model, inputs, force=True)
+        apply(model, made)
+        return page_of([before, profile(model, inputs)], plan=made)
 
 
 def fuse_small_gpt(folder: Path, path: Path) -> None:

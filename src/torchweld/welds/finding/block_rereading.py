@@ -69,6 +69,7 @@ class Rereader:
             tensors=chain.tensors,
             argument=chain.argument,
             in_features=chain.in_features,
+            hidden=chain.hidden_sizes(tensors),
             out_features=chain.out_features,
             dtype=cast(DType, str(chain.dtype).removeprefix("torch.")),
             covers=tuple(name for name, _ in module.named_modules() if name),

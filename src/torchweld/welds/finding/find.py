@@ -240,6 +240,7 @@ class _Search:
                 count=0,
             )
             calls[call] = calls.get(call, 0) + count
+        own = own_tensors(module)
         return Block(
             path=path,
             kind=type(module).__name__,
@@ -248,13 +249,14 @@ class _Search:
             argument=chain.argument,
             ignores=tuple(sorted(ignores - {chain.argument})),
             in_features=chain.in_features,
+            hidden=chain.hidden_sizes(own),
             out_features=chain.out_features,
             dtype=_name(chain.dtype),
             covers=_inside(module),
             dropout=chain.dropout,
             scale=chain.scale,
             calls=tuple(replace(call, count=count) for call, count in calls.items()),
-            structure=chain.structure(own_tensors(module)),
+            structure=chain.structure(own),
             valid=self._candidates.valid(module, chain),
             depends_on=self._candidates.depends_on(module),
         )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchweld.core.blocks import Gate, LayerForm, format_spec
+from torchweld.ops.backends.backend import Form
 from torchweld.welds.recognising.activation_match import Match, match_gate, match_one
 from torchweld.welds.refusal_reasons import Refused, in_words, op_name
 from torchweld.welds.tracing.graph_values import (
@@ -55,6 +56,11 @@ class Chain:
         tensors = [(name, own[name]) for name in self.tensors]
         lines = [self.text, *(f"{name} {list(t.shape)} {t.dtype}" for name, t in tensors)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def hidden_sizes(self, own: Mapping[str, Tensor]) -> tuple[int, ...]:
+        """The widths between the layers."""
+        shape = Form.of("chain", self.forms, [own[name] for name in self.tensors])
+        return tuple(N for _, N in shape.sizes[:-1])
 
 
 class _At(NamedTuple):
