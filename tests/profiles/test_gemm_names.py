@@ -105,7 +105,7 @@ def test_every_product_of_real_traces_is_read(trace: str) -> None:
         assert found is not None, name
         assert found.dtype is not None, name
         assert found.tensor_cores is not None, name
-        assert "gem" in name.partition("<")[0].lower() or found.tile is not None, name
+        assert found.tile is not None or "gemv" in name or "gemmk1" in name, name
 
 
 @pytest.mark.parametrize(
