@@ -28,6 +28,7 @@ from torchweld.bench.kernel_counts import KernelCost, kernel_cost, kernels_of
 from torchweld.bench.kernel_goals import kernel_verdicts
 from torchweld.bench.runtimes.runtime_names import RUNTIMES
 from torchweld.bench.runtimes.torch_runtimes import form_of_shape
+from torchweld.cli.bench_command import exit_code
 from torchweld.cli.bench_device import kernel_goal_code
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.gpu_identity import Gpu
@@ -164,6 +165,17 @@ def test_calls_are_held_to_what_they_should_launch() -> None:
     assert unseen[0].verdict == "not measured"
     assert "nobody saw it" in str(unseen[0])
     assert kernel_goal_code(unseen) == kernel_goal_code([]) == 2
+
+
+def test_with_goals_the_exit_code_says_whether_the_right_kernels_ran() -> None:
+    good = gpu_bench(eager=cost(EAGER), ours=cost(WELDED))
+    bad = gpu_bench(eager=cost(EAGER), ours=cost(EAGER))
+    unseen = gpu_bench(eager=cost(EAGER), ours=cost(WELDED))
+    one, nobody = unseen.cells[0], NotMeasured("nobody counted")
+    results = tuple(replace(r, cost=replace(r.cost, kernels=nobody)) for r in one.results)
+    unseen = replace(unseen, cells=(replace(one, results=results),))
+    assert [exit_code(found, True) for found in (good, bad, unseen)] == [0, 1, 2]
+    assert [exit_code(found, False) for found in (good, bad, unseen)] == [0, 0, 0]
 
 
 # ---- what is shown and sent back ----

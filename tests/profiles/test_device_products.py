@@ -73,6 +73,8 @@ def test_text_and_json_show_them(profile: Profile) -> None:
     assert "of the products' time on tensor cores" in text
     assert "occupancy queries" in text
     assert "round trips are not known" in " ".join(text.split())
+    assert "cutlass_80_tensorop_s1688gemm_" in text
+    assert "void cutlass" not in text[text.index("  products ") :]
     assert max(map(len, text.splitlines())) <= 100
     rows = dict(device_rows(profile))
     assert any(name.startswith("product, ") for name in rows)

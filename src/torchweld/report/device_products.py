@@ -5,6 +5,7 @@ In: a `Profile` with a `Device`. Out: `rich` renderables, and the same as rows o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -20,9 +21,10 @@ from torchweld.profiles.accounting.device_products import (
     products_of,
 )
 from torchweld.profiles.profile import Device, Profile
-from torchweld.report.text_style import cut, table
+from torchweld.report.text_style import cut, indented, table
 
 PRODUCTS_SHOWN = 6
+_TEMPLATE = re.compile(r"cutlass::\w*[kK]ernel\w*<(\w+)>")
 CORES = {True: "tensor", False: "no", None: ""}
 
 
@@ -36,7 +38,7 @@ def host_beside_device(profile: Profile, device: Device) -> Iterator[RenderableT
     yield made
     if host.calls:
         named = [f"{row.count:,} {clean(row.name)} {duration(row.us)}" for row in host.calls]
-        yield Text(f"  calls of the runtime: {listed(named, len(named))}", style="dim")
+        yield indented(f"calls of the runtime: {listed(named, len(named))}", "dim")
 
 
 def _host_rows(device: Device, host: HostTimes) -> list[tuple[str, str]]:
@@ -74,7 +76,8 @@ def products_table(device: Device, width: int) -> Iterator[RenderableType]:
     made.columns[0].width = name_width
     for row in rows[:PRODUCTS_SHOWN]:
         figures = (str(row.count), duration(row.us), *_columns(row))
-        made.add_row(Text(f"  {cut(clean(row.name), name_width - 2)}"), *map(Text, figures))
+        name = cut(clean(short_name(row.name)), name_width - 2)
+        made.add_row(Text(f"  {name}"), *map(Text, figures))
     yield ""
     yield made
     rest = rows[PRODUCTS_SHOWN:]
@@ -82,6 +85,12 @@ def products_table(device: Device, width: int) -> Iterator[RenderableType]:
         us = sum(row.us for row in rest)
         yield Text(f"  and {len(rest)} more, {duration(us)}", style="dim")
     yield Text(f"  {cores_words(rows)}", style="dim")
+
+
+def short_name(name: str) -> str:
+    """`cutlass_80_…` of `void cutlass::Kernel<cutlass_80_…>(…)`: that is the kernel."""
+    inner = _TEMPLATE.search(name)
+    return inner[1] if inner else name.removeprefix("void ")
 
 
 def _columns(row: ProductRow) -> tuple[str, str, str, str]:
