@@ -57,7 +57,7 @@ def test_host_times_are_those_of_the_device_account(profile: Profile, device: De
 
 def test_text_and_json_show_them(profile: Profile) -> None:
     from torchweld import report
-    from torchweld.report.device_products import device_rows
+    from torchweld.report.host_beside_device import device_rows
     from torchweld.report.text_style import to_text
 
     found = account(profile)

@@ -46,8 +46,8 @@ from torchweld.profiles.accounting.profile_diff import why_not_comparable
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.report.bench_text import closing
-from torchweld.report.device_products import device_rows
 from torchweld.report.gate_text import outcome_lines
+from torchweld.report.host_beside_device import device_rows
 from torchweld.report.profile_verdict import verdict
 from torchweld.report.text_style import to_text
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from torchweld.core.number_text import counted, duration, listed, share
 from torchweld.core.safe_text import clean
 from torchweld.profiles.profile import Device, Gap, Kernel, Profile
-from torchweld.report.device_products import host_beside_device, products_table
+from torchweld.report.host_beside_device import host_beside_device, products_table
 from torchweld.report.text_style import WIDTH, bar_cells, cut, heading, indented, table
 
 KERNELS_SHOWN = 10
