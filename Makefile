@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo docs test test-all test-isas test-clang cross-tools browser coverage web lint format bench-peers bench-training \
+.PHONY: setup demo docs test gpu-test test-all test-isas test-clang cross-tools browser coverage web lint format bench-peers bench-training \
   bench-models model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
@@ -67,6 +67,12 @@ docs: setup
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 test: setup $(VENV)/.minilm
 	@$(PYTEST)
+
+# The numerical tests of kernels for GPUs, on this machine's GPU instead of in Triton's interpreter. What
+# they launch has to be in torch.profiler's trace. Without a GPU it says why, and exits with 2.
+gpu-test: setup
+	@$(BIN)/python -m tests.support.gpu_device
+	@TORCHWELD_TEST_DEVICE=cuda $(BIN)/python -m pytest -q tests/ops/gpu
 
 # What takes longer than the everyday suite should, and the suite on every other instruction set and
 # with the other compiler.

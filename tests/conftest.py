@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from tests.support.gpu_device import on_real_gpu
+
 # Read when Triton is imported, by whatever imports it first: its kernels run in its interpreter, on
 # CPU tensors (tests/support/interpreted_gpu.py).
-os.environ["TRITON_INTERPRET"] = "1"
+if not on_real_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch

@@ -8,10 +8,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from torchweld.bench import concurrent_callers
 from torchweld.bench.runtime_server import RuntimeServer
+from torchweld.bench.step_costs import faults_and_peak
 from torchweld.machine import device_waiting
 from torchweld.plans.choice_timing import FaceSide, seconds_of
+from torchweld.profiles.recording import live_profile, profile_building
 from torchweld.timing import CallableSide
 
 Log = list[str]
@@ -66,4 +70,42 @@ def test_single_calls(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     server.show = lambda: None
     monkeypatch.setattr(time, "perf_counter", ticking(log))
     server.latencies(1)
-    assert log[-4:] == ["clock", "call", "wait", "clock"]
+    assert log == ["call", "wait", "clock", "call", "wait", "clock"]
+
+
+def test_modules_of_a_profile(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            log.append("inner")
+            return x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: Tensor) -> Tensor:
+            log.append("outer")
+            return cast(Tensor, self.inner(x))
+
+    model = Outer()
+    monkeypatch.setattr(profile_building, "has_cuda", lambda: True)
+    monkeypatch.setattr(time, "perf_counter", ticking(log))
+    with live_profile._clocked([("", model)], ["inner"]) as spent:
+        model(torch.ones(1))
+    assert log == ["outer", "wait", "clock", "inner", "wait", "clock"]
+    assert spent == {"inner": 3.0}
+
+
+def test_callers_at_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concurrent_callers, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(time, "perf_counter", ticking(log))
+    team = concurrent_callers.Callers(1)
+    team.rate(lambda: log.append("call"), 0.0)
+    team.end()
+    assert log == ["clock", "clock", "call", "wait", "clock"]
+
+
+def test_page_faults_of_a_step(log: Log) -> None:
+    faults_and_peak(lambda: log.append("call"))
+    assert log[-2:] == ["call", "wait"]

@@ -415,3 +415,22 @@ def test_every_scale_is_at_least_the_value(activation: str, gate: str) -> None:
     for value, scale in zip(values, [*scales.outputs, *scales.grads], strict=True):
         assert value.shape == scale.shape
         assert (scale >= value.abs() * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("spec", ["gelu/b;identity/b", "silu/b/separate;identity", "gelu/first"])
+def test_scales_are_computed_where_the_tensors_are(spec: str) -> None:
+    """Tensors on meta and on the CPU do not mix, as those of a GPU do not."""
+    forms = parse_spec(spec)
+    x, *tensors = (t.to("meta") for t in (torch.randn(2, 7), *random_tensors((7, 6, 5), forms)))
+    width = scales_of(x, tensors, forms).outputs[0].shape[-1]
+    found = scales_of(x, tensors, forms, grads=[torch.empty(2, width, device="meta")])
+    assert {t.device.type for t in (*found.outputs, *found.grads)} == {"meta"}
+
+
+def test_the_rule_holds_under_another_default_device() -> None:
+    """Random numbers are drawn on the CPU, whatever torch's default is."""
+    forms = parse_spec("gelu/b;identity/b")
+    x, tensors = torch.randn(3, 7), random_tensors((7, 6, 5), forms)
+    grad = torch.ones(3, 5)
+    with torch.device("meta"):
+        all_ok(check_block(eager_of(forms), x, tensors, forms, grads=[grad]))

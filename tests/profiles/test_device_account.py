@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,12 @@ from hypothesis import strategies as st
 from tests.support.made_traces import HOST, MadeTrace
 
 from torchweld.profiles.accounting.device_account import covered, device_account
-from torchweld.profiles.accounting.device_peaks import peaks_of
+from torchweld.profiles.accounting.device_peaks import (
+    PEAKS,
+    DevicePeaks,
+    found_peaks,
+    peaks_of,
+)
 from torchweld.profiles.profile import Device, Profile
 from torchweld.profiles.recorded_events import KERNEL, MEMCPY, MEMSET, Event, Recording
 from torchweld.profiles.recording.trace_profile import read_trace
@@ -296,6 +302,17 @@ def test_without_its_launch_a_gap_has_no_known_cause(tmp_path: Path) -> None:
         ("Tesla T4", "float32", 8.1e3, 320),
         ("AMD Instinct MI250X", "float32", 47.9e3, 1638),
         ("AMD Instinct MI300X", "bfloat16", 1307e3, 5300),
+        ("NVIDIA B200", "bfloat16", 2250e3, 8000),
+        ("NVIDIA GB200", "float8_e4m3fn", 5000e3, 8000),
+        ("NVIDIA H200 NVL", "float16", 835.5e3, 4800),
+        ("NVIDIA L40S", "bfloat16", 362e3, 864),
+        ("NVIDIA L40", "bfloat16", 181e3, 864),
+        ("NVIDIA GeForce RTX 5090", "float32", 104.8e3, 1792),
+        ("NVIDIA GeForce RTX 5080", "float32", 56.28e3, 960),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2e3, 1008),
+        ("NVIDIA GeForce RTX 4090 D", "bfloat16", 147.1e3, 1008),
+        ("NVIDIA GeForce RTX 3090 Ti", "tf32", 40e3, 1008),
+        ("NVIDIA GeForce RTX 3090", "float32", 35.6e3, 936),
     ],
 )
 def test_peaks_come_with_the_name(name: str, dtype: str, gflops: float, gbps: float) -> None:
@@ -304,9 +321,51 @@ def test_peaks_come_with_the_name(name: str, dtype: str, gflops: float, gbps: fl
     assert bandwidth == gbps
 
 
-@pytest.mark.parametrize("name", ["", "AMD Radeon Graphics", "NVIDIA A1000", "NVIDIA A10G"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "AMD Radeon Graphics", "NVIDIA A1000", "NVIDIA A10G"),
+        *("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 5090 D"),
+    ],
+)
 def test_the_peaks_of_an_unknown_device_are_not_guessed(name: str) -> None:
     assert peaks_of(name) == ({}, None)
+
+
+@pytest.mark.parametrize("row", PEAKS, ids=lambda row: row.pattern)
+def test_every_row_of_peaks_says_where_it_was_read(row: DevicePeaks) -> None:
+    assert re.search(r"datasheet|data sheet|\.\w{2,}/|\.com", row.source), row
+    assert row.gbps > 0
+    assert row.tflops
+
+
+@pytest.mark.parametrize("row", PEAKS, ids=lambda row: row.pattern)
+def test_rates_are_dense_and_those_of_sums_in_fp32(row: DevicePeaks) -> None:
+    """With sparsity they would be twice as far apart: no chip does 8-bit numbers at more than twice
+    the rate of 16-bit ones, nor those at more than twice that of TF32."""
+    rates = row.tflops
+    for narrow, wide, most in (
+        ("float8", "bfloat16", 2.05),
+        ("bfloat16", "tf32", 2.05),
+        ("tf32", "float32", 16.0),
+        ("float32", "float64", 2.05),
+    ):
+        if narrow in rates and wide in rates:
+            assert rates[narrow] <= most * rates[wide], (row.pattern, narrow)
+
+
+def test_every_row_of_peaks_is_reached_by_a_name() -> None:
+    names = [
+        *("NVIDIA GB200", "NVIDIA B200", "NVIDIA H200 NVL", "NVIDIA H200", "NVIDIA H100 PCIe"),
+        *("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3", "NVIDIA A100-PCIE-80GB"),
+        *("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA L40S", "NVIDIA L40"),
+        *("NVIDIA L4", "NVIDIA A40", "NVIDIA A10", "Tesla V100-PCIE-16GB", "Tesla V100-SXM2-16GB"),
+        *("Tesla T4", "NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 5080"),
+        *("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090 Ti"),
+        *("NVIDIA GeForce RTX 3090", "AMD Instinct MI300X", "AMD Instinct MI250X"),
+        "AMD Instinct MI250",
+    ]
+    assert [found_peaks(name) for name in names] == list(PEAKS)
 
 
 def test_bfloat16_is_not_claimed_where_there_is_none() -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.support.made_profiles import Builder, kernel, make_device, parts, tensor
+from tests.support.made_profiles import (
+    Builder,
+    kernel,
+    make_device,
+    new_storage,
+    parts,
+    tensor,
+)
 from tests.support.made_traces import TRACES
 from tests.support.measured import measured
 
@@ -133,3 +140,18 @@ def test_rates_of_a_real_trace_are_those_of_the_steps_that_are_covered() -> None
     assert added.calls % 5 == 0
     # Six steps over the time of five gave 1944 GB/s. What is above 1555 came from the cache.
     assert added.gbps == pytest.approx(1620, rel=0.01)
+
+
+def test_round_trips_on_a_device_are_counted_with_and_without_its_peaks() -> None:
+    made = Builder(peaks=None)
+    storage = new_storage()
+    x, hidden = tensor(100, 100), tensor(100, 100, storage=storage)
+    made.op("aten::mm", 30.0, inputs=(x, x), makes=(storage, SIZE), kernels=(0,))
+    made.op("aten::gelu", 30.0, inputs=(hidden,), makes=SIZE, kernels=(1,))
+    kernels = [
+        kernel("gemm", 0.0, 20.0, op=0, launch=0),
+        kernel("gelu", 20.0, 20.0, op=1, launch=1, category="pointwise"),
+    ]
+    for peaks in ({}, {"peak_gflops": {"float32": 200.0}, "peak_gbps": 100.0}):
+        found = account(made.build(device=make_device(kernels, **peaks)))
+        assert [op.round_trip_bytes for op in found.ops] == [SIZE, SIZE]

@@ -32,6 +32,13 @@ from torchweld.profiles.recorded_events import KERNEL, MEMCPY, MEMSET
         ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", "communication"),
         ("triton_red_fused_native_layer_norm_3", "triton"),
         ("void at::native::indexing_backward_kernel<float, 4>", "other"),
+        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int, int const*)", "other"),
+        ("torchweld_linear", "gemm"),
+        ("torchweld_linear_backward", "gemm"),
+        ("torchweld_narrow", "gemm"),
+        ("torchweld_pointwise", "pointwise"),
+        ("torchweld_pointwise_backward", "pointwise"),
+        ("torchweld_dropout_mask", "pointwise"),
     ],
 )  # fmt: skip
 def test_the_category_of_a_kernel_is_in_its_name(name: str, category: str) -> None:

@@ -138,3 +138,14 @@ def test_what_is_made_and_dropped_does_not_fill_the_cache() -> None:
     # A hundred inputs of 4 KB, and two results at a time.
     found = account(made.build())
     assert found.ops[0].roofline_us == pytest.approx(4000 / 25e3 + 4000 / 100e3)
+
+
+def test_round_trips_are_counted_where_no_peak_is_known() -> None:
+    """Bytes need no rate; only their time does."""
+    made, _ = chain()
+    priced = [op.round_trip_bytes for op in account(made.build()).ops]
+    made.peaks = None
+    found = account(made.build())
+    assert [op.round_trip_bytes for op in found.ops] == priced == [SIZE, 2 * SIZE, SIZE]
+    assert found.modules[0].round_trip_bytes == sum(priced)
+    assert all(measured(op.split).round_trip_us == 0.0 for op in found.ops)

@@ -8,7 +8,7 @@ import pytest
 
 from torchweld.profiles.attributing.attribution import Costs
 from torchweld.profiles.profile import TimeCheck
-from torchweld.profiles.recorded_events import MODULE, OP, STEP, Event, Recording
+from torchweld.profiles.recorded_events import KERNEL, MODULE, OP, STEP, Event, Recording
 from torchweld.profiles.recording.profiler_overhead import Round
 from torchweld.profiles.recording.time_checks import (
     around_us,
@@ -79,6 +79,13 @@ def test_the_step_and_each_module_are_checked_without_the_cost_of_events() -> No
     assert (module.what, module.timed_us) == ("a", 40.0)
     assert module.error == pytest.approx(0.25)
     assert checks_of([], COSTS) == ()
+
+
+def test_modules_on_a_device_are_not_checked_against_the_hosts_time() -> None:
+    recording = step_of(100.0, 51.0)
+    recording.events.append(Event(name="gemm", kind=KERNEL, start_us=60.0, end_us=95.0))
+    rounds = [Round(plain_us=93.0, recording=recording, alone_us={"a": 80.0}) for _ in range(6)]
+    assert [made.what for made in checks_of(rounds, COSTS)] == ["held-out steps"]
 
 
 def test_a_loop_is_checked_on_the_steps_that_follow() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchweld.core.errors import NotMeasuredError
 from torchweld.profiles.attributing.attribution import signature
 from torchweld.profiles.expecting.expectation import ExpectationError, expect
 from torchweld.profiles.recorded_events import MODULE, OP, STEP, Event, Recording, within
+from torchweld.profiles.recording import torch_profiler
 from torchweld.profiles.recording.module_instrument import instrumented
 from torchweld.profiles.recording.torch_profiler import Recorder, annotated, record
 
@@ -215,3 +217,48 @@ def test_a_field_that_a_release_lacks_becomes_one_notice(
     product = next(event for event in found.events if event.name == "aten::addmm")
     assert [t and t.shape for t in product.inputs[:3]] == [(5,), (3, 4), (4, 5)]
     assert any(e.name == "AddmmBackward0" and e.forward_thread >= 0 for e in found.events)
+
+
+def test_a_trace_gets_the_memory_that_the_tree_names() -> None:
+    """As for a GPU, whose kernels are in the trace alone: both come from one recording here."""
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.ones(3, 4)
+    recorder = Recorder(shapes=True, memory=True)
+    recorder.start()
+    with torch.no_grad(), recorder.step():
+        model(x)
+    profiler = recorder._profiler
+    with torch_profiler._quiet():
+        profiler.__exit__(None, None, None)
+    tree = torch_profiler._recording_of(profiler)
+    plain = torch_profiler._through_a_file(profiler)
+    assert all(t.storage is None for e in plain.events for t in e.inputs if t is not None)
+    joined = torch_profiler.with_memory(plain, profiler)
+
+    def inputs(recording: Recording) -> list[tuple[str, Any]]:
+        return [(event.name, event.inputs) for event in recording.events if event.kind == OP]
+
+    def memory(recording: Recording) -> list[tuple[int, int, str]]:
+        events = recording.events
+        return [(a.storage, a.bytes, events[a.event].name) for a in recording.allocations]
+
+    assert inputs(joined) == inputs(tree)
+    assert any(t is not None and t.storage is not None for _, row in inputs(joined) for t in row)
+    assert memory(joined) == memory(tree)
+    assert len(memory(joined)) >= 3
+    assert joined.notices == []
+
+
+def test_a_tree_of_another_step_gives_no_memory() -> None:
+    recorder = Recorder(shapes=True, memory=True)
+    recorder.start()
+    with recorder.step():
+        torch.ones(3).exp()
+    profiler = recorder._profiler
+    with torch_profiler._quiet():
+        profiler.__exit__(None, None, None)
+    plain = torch_profiler._through_a_file(profiler)
+    plain.events = [replace(event, name=f"other {event.name}") for event in plain.events]
+    joined = torch_profiler.with_memory(plain, profiler)
+    assert all(t.storage is None for e in joined.events for t in e.inputs if t is not None)
+    (notice,) = joined.notices
+    assert "round trips are not known" in notice

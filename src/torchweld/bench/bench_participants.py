@@ -6,7 +6,10 @@ Everything that can be refused is refused here, before anything is measured.
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 
 import torch
 
@@ -17,6 +20,7 @@ from torchweld.bench.bench_results import Bench
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.runtimes.runtime_names import (
     BLOCK_PEERS,
+    GPU_PEERS,
     MODEL_PEERS,
     OWN_MODEL,
     RUNTIMES,
@@ -32,10 +36,15 @@ from torchweld.bench.training_participants import (
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.typed_names import known
 from torchweld.machine import hardware, kernel_build, measured_peaks
-from torchweld.ops.backends import backend_named, select, torch_backend
+from torchweld.machine.gpu_identity import gpu_here
+from torchweld.ops.backends import BACKENDS, Form, backend_named, select, torch_backend
 from torchweld.ops.backends.backend import mode_of
 
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
+NO_TRAINING = (
+    "bench measures calls without gradients on a GPU; torchweld fuse --training --device cuda "
+    "measures a model in training there"
+)
 EAGER_ALONE = "whole models are trained in eager and welded, and by nobody else"
 
 # numpy takes no larger seeds.
@@ -50,9 +59,12 @@ def split_name(text: str) -> tuple[str, str | None]:
     return name, mode or None
 
 
-def absent(peers: Sequence[str], whole_model: bool = False) -> dict[str, str]:
-    """Who cannot take part on this machine, and how to change that."""
-    found = {name: RUNTIMES[name]().absent(whole_model) for name in peers}
+def absent(
+    peers: Sequence[str], whole_model: bool = False, device: torch.device = CPU
+) -> dict[str, str]:
+    """Who cannot take part on this machine or this device, and how to change that."""
+    made = {name: RUNTIMES[name]() for name in peers}
+    found = {n: one.not_on(device.type) or one.absent(whole_model) for n, one in made.items()}
     return {name: why for name, why in found.items() if why}
 
 
@@ -62,7 +74,8 @@ def why_not(bench: Bench, name: str, case: Case) -> str:
     why = preset.why_not(name, case) if preset else ""
     if case.training is not None:
         return why or TRAINING_RUNTIMES[name]().why_not(case.dtype, training=True)
-    return why or RUNTIMES[name]().why_not(case.dtype)
+    runtime = RUNTIMES[name]()
+    return why or runtime.why_not(case.dtype) or runtime.why_not_block(case.mlp)
 
 
 def machine_peaks(
@@ -113,18 +126,23 @@ def plan(
     cold: bool = False,
     seed: int = 0,
     callers: int = 0,
+    device: torch.device = CPU,
 ) -> Bench:
     """The bench that will be measured, still without cells.
 
     `backends` are names as `split_name` takes them. Without any, the best backend there is, and
-    `torch` beside it if there are no peers. `seconds` are for each other side in one cell.
+    `torch` beside it if there are no peers; on a GPU, all that are for such a device. `seconds` are
+    for each other side in one cell.
     """
     if not cases:
         raise TorchweldError("the grid is empty; give blocks, rows and dtypes, or none at all")
     if len(set(backends)) < len(backends):
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
-    peers = _peers(against, BLOCK_PEERS)
+    on_gpu = device.type != "cpu"
+    peers = _peers(against, GPU_PEERS if on_gpu else BLOCK_PEERS)
     if is_training(cases):
+        if on_gpu:
+            raise TorchweldError(NO_TRAINING)
         left_out = {**untrained(peers), **absent([n for n in peers if n not in untrained(peers)])}
         return _bench(
             backends=trained_backends(backends),
@@ -144,17 +162,21 @@ def plan(
             raise TorchweldError(f"rows is {case.rows_text}; expected whole numbers of at least 1")
         for text in backends:
             name, mode = split_name(text)
-            select(block, (), dtype, _CPU, name=name, mode=mode)
+            select(block, (), dtype, device, name=name, mode=mode)
         if not backends:
-            choice = select(block, (), dtype, _CPU)
-            beside = () if peers else (torch_backend.BACKEND.name,)
+            choice = select(block, (), dtype, device)
+            if on_gpu:
+                beside = ways_there(block, dtype, device)
+            else:
+                beside = () if peers else (torch_backend.BACKEND.name,)
             names.update(dict.fromkeys((choice.backend.name, *beside)))
             # Those of other devices go without saying.
             near = [one for one in choice.passed_over if one.runs_there]
             notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in near))
-    left_out = absent(peers)
+    left_out = absent(peers, device=device)
     return _bench(
         backends=tuple(names),
+        device=device,
         against=tuple(peer for peer in peers if peer not in left_out),
         left_out=left_out,
         notes=tuple(notes),
@@ -163,6 +185,12 @@ def plan(
         seed=seed,
         callers=callers,
     )
+
+
+def ways_there(block: Form, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+    """The backends that are made for this type of device, and can run the block there."""
+    made = [one for one in BACKENDS if device.type in (one.abilities.devices or ())]
+    return tuple(o.name for o in made if not o.unsupported_reasons(block, (), dtype, device))
 
 
 def plan_model(
@@ -209,6 +237,7 @@ def _bench(
     notes: tuple[str, ...] = (),
     target: str = "",
     training: bool = False,
+    device: torch.device = CPU,
 ) -> Bench:
     if not (math.isfinite(seconds) and seconds > 0.0):
         raise TorchweldError(f"seconds is {seconds}; expected a number above 0, such as 1.5")
@@ -218,6 +247,7 @@ def _bench(
         raise TorchweldError("--callers goes with calls without gradients; leave --training out")
     if callers > MOST_CALLERS:
         raise TorchweldError(f"callers are {callers}; expected at most {MOST_CALLERS}")
+    on_gpu = device.type != "cpu"
     here = hardware.hardware()
     versions = [version for name in against for version in RUNTIMES[name]().versions()]
     if versions:
@@ -239,4 +269,16 @@ def _bench(
         seconds=seconds,
         seed=seed,
         callers=callers,
+        device=str(device),
+        gpu=gpu_here(device) if on_gpu else None,
+        versions=gpu_versions() if on_gpu else {},
     )
+
+
+def gpu_versions() -> dict[str, str]:
+    """Of what makes kernels for GPUs, for a report that is read elsewhere."""
+    found = {"Python": platform.python_version()}
+    for name in ("torchweld", "triton"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

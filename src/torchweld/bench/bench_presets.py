@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchweld.bench.bench_cases import MlpShape
 from torchweld.bench.bench_goals import BEST, PEAK, Goal
 from torchweld.bench.bench_grid import BLOCKS
@@ -26,6 +28,11 @@ BLOG = (
     PresetRow(label="MLP, gelu", mlp=MlpShape(sizes=(768, 3072, 768)), leads=WALK),
     PresetRow(label="GeGLU", mlp=_gated(768, 3072, "gelu"), leads=WALK),
 )
+
+# Where a device is named, the same on the walk-through's own shape: 64 sequences of 128 tokens, in
+# bfloat16.
+TOKENS = ((64, 128),)
+BLOG_ON_DEVICE = tuple(replace(row, leads=TOKENS, dtypes=("bfloat16",)) for row in BLOG)
 
 # Encoders on a sentence or an image, decoders on one token and on a prompt; the two largest in the
 # type that they are kept in.
@@ -118,7 +125,7 @@ PEER_GOALS = (
 )
 
 PRESETS = {
-    "blog": Preset(rows=BLOG),
+    "blog": Preset(rows=BLOG, device_rows=BLOG_ON_DEVICE, device_against=("compile", "liger")),
     "models": Preset(rows=MODELS),
     "peers": Preset(
         rows=PEERS, against=BLOCK_PEERS[1:], compile_rows=(1, 8, 64, 512), goals=PEER_GOALS

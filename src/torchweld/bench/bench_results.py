@@ -15,12 +15,15 @@ from typing import Annotated
 
 from torchweld.bench.bench_cases import Case, ModelCase
 from torchweld.bench.earlier_benches import UPGRADES
+from torchweld.bench.kernel_counts import KernelCost
 from torchweld.core.html_shown import ShownAsPage
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import MOST_FLOAT, Amount, Bounds, Count, Length
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
+from torchweld.machine.gpu_identity import Gpu
 from torchweld.machine.measured_peaks import TOLERATED_EXCESS, Peaks
+from torchweld.profiles.accounting.device_peaks import peaks_of
 from torchweld.timing import Comparison
 
 PERCENTILES = (50, 95, 99)
@@ -29,6 +32,10 @@ CALLS_BEYOND = 5
 TOO_LOW = (
     "the call took less than the least time by this machine's kept peaks, so these are too low; "
     "torchweld info --measure renews them"
+)
+GPU_TOO_FAST = (
+    "the call took less than the least time by the published peaks: its data were in the cache, or "
+    "the clock was above the one they are for"
 )
 # Why there is no ratio of errors.
 EXACT, NOT_FINITE = "eager's own error is 0", "the output is not finite"
@@ -81,6 +88,8 @@ class Cost:
                   model, by its profile. At most the time of the call
     cpu_us:       processor time of all threads; at most the time of the call on every CPU
     cuda_us:      on a CUDA device, where there is one and it was asked for
+    kernels:      of a bench on a GPU: what a call launches there. `host_us` is then the time until
+                  the call returns, while its kernels may still run
     """
 
     ops: Count | None = None
@@ -88,6 +97,7 @@ class Cost:
     host_us: Amount | NotMeasured | None = None
     cpu_us: Amount | NotMeasured | None = None
     cuda_us: Amount | None = None
+    kernels: KernelCost | NotMeasured | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,11 +234,14 @@ class Bench(ShownAsPage, SavedRecord):
     peaks:    what the machine was seen to do at best
     cache:    bytes of its last-level cache
     busy_cores: what others took of the machine when the bench began
+    device:   where blocks are measured: "cpu", "cuda", "cuda:1"
+    gpu:      what that is; None for the CPU
+    versions: of what takes part there, where a GPU does
     """
 
     FORMAT = RecordFormat(
         what="bench",
-        version=4,
+        version=5,
         upgrades=UPGRADES,
         remedy="measure it again with torchweld bench, or use the torchweld that saved it",
         by_kind=True,
@@ -256,6 +269,13 @@ class Bench(ShownAsPage, SavedRecord):
     busy_cores: Amount | NotMeasured = NotMeasured("nobody looked")
     cells: tuple[Cell, ...] = ()
     interrupted: bool = False
+    device: str = "cpu"
+    gpu: Gpu | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -284,6 +304,8 @@ class Bench(ShownAsPage, SavedRecord):
         us = cell.result(name).us
         if isinstance(us, NotMeasured):
             return us
+        if self.gpu is not None:
+            return _of_gpu_peak(self.gpu, cell, us)
         if self.peaks is None:
             return NotMeasured("this machine's peaks were not measured")
         gflops = self.peaks.fma_gflops(cell.dtype, self.threads)
@@ -298,6 +320,13 @@ class Bench(ShownAsPage, SavedRecord):
         # A small excess is within the error of both, as for probes.
         return NotMeasured(TOO_LOW) if share > TOLERATED_EXCESS else (min(share, 1.0), what)
 
+    @property
+    def peaks_known(self) -> bool:
+        """Whether shares of a peak can be had."""
+        if self.gpu is not None:
+            return peaks_of(self.gpu.name)[1] is not None
+        return self.peaks is not None
+
     def _gbps(self, peaks: Peaks, size: int, cold: bool) -> float | None:
         """The rate measured for a working set that lies where this one does: in cache, or not."""
         if cold:
@@ -308,3 +337,15 @@ class Bench(ShownAsPage, SavedRecord):
         if size <= self.cache and cached:
             size = min(size, max(cached))
         return peaks.read_gbps(size, self.threads)
+
+
+def _of_gpu_peak(gpu: Gpu, cell: Cell, us: float) -> tuple[float, str] | NotMeasured:
+    """By the rates that the vendor publishes for the device's name."""
+    by_dtype, gbps = peaks_of(gpu.name)
+    gflops = by_dtype.get(cell.dtype)
+    if not gflops or not gbps:
+        return NotMeasured(f"no published peak of {gpu.name} for {cell.dtype} is known")
+    compute_us, memory_us = cell.flops / (1e3 * gflops), cell.moved_bytes / (1e3 * gbps)
+    share = max(compute_us, memory_us) / us
+    what = "compute" if compute_us >= memory_us else "memory"
+    return NotMeasured(GPU_TOO_FAST) if share > TOLERATED_EXCESS else (min(share, 1.0), what)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchweld.bench.bench_results import PERCENTILES, Bench, Cell, Result
+from torchweld.bench.kernel_counts import KernelCost
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 
@@ -15,7 +16,7 @@ from torchweld.core.records import to_plain
 def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
     """Every figure by name; None where there is none, NotMeasured where it could not be had."""
     compared, together, cost = result.comparison, result.callers, result.cost
-    peak = bench.of_peak(cell, result.name) if bench.peaks is not None else None
+    peak = bench.of_peak(cell, result.name) if bench.peaks_known else None
     interval: Any = compared and compared.interval
     low, high = interval if isinstance(interval, tuple) else (interval, interval)
     row: dict[str, Any] = {
@@ -39,6 +40,8 @@ def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
         "copied_bytes": result.copied_bytes,
         "kernel": result.kernel,
     }
+    if bench.on_gpu:
+        row |= _kernel_figures(cost.kernels)
     if result.latency is not None:
         row |= {f"p{p}_us": result.latency.percentile(p) for p in PERCENTILES}
         row["calls"] = len(result.latency.calls_us)
@@ -57,6 +60,13 @@ def row_of(bench: Bench, cell: Cell, result: Result) -> dict[str, Any]:
         }
     row["refused"] = result.refused
     return row | {"not_measured": _reasons(row, result)}
+
+
+def _kernel_figures(found: KernelCost | NotMeasured | None) -> dict[str, Any]:
+    names = ("kernels", "launches", "kernel_us", "launch_us", "idle_us", "occupancy_queries")
+    if not isinstance(found, KernelCost):
+        return {**dict.fromkeys(names), "kernels": found, "kernel_kinds": None}
+    return {**{name: getattr(found, name) for name in names}, "kernel_kinds": found.words}
 
 
 def _reasons(row: Mapping[str, Any], result: Result) -> str | None:

@@ -57,6 +57,7 @@ class BlockBench:
             seed=bench.seed,
             blocks=case.blocks,
             training=case.training is not None,
+            device=bench.device,
         )
         empty = Cell(
             name=str(case),

@@ -132,6 +132,7 @@ def cost_of(found: Mapping[str, Any], us: float | NotMeasured) -> Cost:
         host_us=host_us,
         cpu_us=_part(found["cpu_us"], found["cores"], us),
         cuda_us=found.get("cuda_us"),
+        kernels=found.get("kernels"),
     )
 
 

@@ -70,9 +70,12 @@ class GatedLayers(TwoLayers):
         return y
 
 
-def eager_block(mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1) -> nn.Module:
+def eager_block(
+    mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1, device: str = "cpu"
+) -> nn.Module:
     """The block as plain PyTorch modules; several of them follow each other."""
-    made = [_eager_block(mlp, layers) for layers in _stacked_layers(mlp, dtype, seed, blocks)]
+    stacked = _stacked_layers(mlp, dtype, seed, blocks, device)
+    made = [_eager_block(mlp, layers) for layers in stacked]
     return made[0] if blocks == 1 else nn.Sequential(*made)
 
 
@@ -98,10 +101,11 @@ def activation_of(mlp: MlpShape) -> Callable[[Tensor], Tensor]:
 # All sides in this process get the same objects if they ask for the same blocks in turn.
 @functools.lru_cache(maxsize=1)
 def _stacked_layers(
-    mlp: MlpShape, dtype: torch.dtype, seed: int, blocks: int
+    mlp: MlpShape, dtype: torch.dtype, seed: int, blocks: int, device: str
 ) -> tuple[tuple[nn.Linear | Conv1D, ...], ...]:
     """The layers of each block. Seeds of blocks are even numbers apart; inputs have odd ones."""
-    return tuple(_layers(mlp, dtype, seed + 2 * i) for i in range(blocks))
+    stacked = (_layers(mlp, dtype, seed + 2 * i) for i in range(blocks))
+    return tuple(tuple(layer.to(device) for layer in layers) for layers in stacked)
 
 
 def _layers(mlp: MlpShape, dtype: torch.dtype, seed: int) -> tuple[nn.Linear | Conv1D, ...]:
@@ -123,12 +127,12 @@ def _layers(mlp: MlpShape, dtype: torch.dtype, seed: int) -> tuple[nn.Linear | C
 
 
 def linears_of(
-    mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1
+    mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1, device: str = "cpu"
 ) -> list[list[nn.Linear]]:
     """The Linears of each block of `eager_block`, which is made of the same objects."""
     found = [
         [layer for layer in layers if isinstance(layer, nn.Linear)]
-        for layers in _stacked_layers(mlp, dtype, seed, blocks)
+        for layers in _stacked_layers(mlp, dtype, seed, blocks, device)
     ]
     if not all(found):
         raise TorchweldError(
@@ -138,23 +142,24 @@ def linears_of(
 
 
 def tensors_of(
-    mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1
+    mlp: MlpShape, dtype: torch.dtype, seed: int = SEED, blocks: int = 1, device: str = "cpu"
 ) -> list[Tensor]:
     """Weights and biases in the order in which the ops take them, block after block."""
-    layers = chain.from_iterable(_stacked_layers(mlp, dtype, seed, blocks))
+    layers = chain.from_iterable(_stacked_layers(mlp, dtype, seed, blocks, device))
     both = chain.from_iterable((one.weight, one.bias) for one in layers)
     return [tensor for tensor in both if tensor is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSource:
-    """Blocks by their shape; `make` gives the same weights in any process."""
+    """Blocks by their shape; `make` gives the same weights in any process, on any device."""
 
     mlp: MlpShape
     dtype: str = "float32"
     seed: int = SEED
     blocks: int = 1
     training: bool = False
+    device: str = "cpu"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -163,11 +168,11 @@ class BlockSource:
 
     @property
     def linears(self) -> list[list[nn.Linear]]:
-        return linears_of(self.mlp, self.torch_dtype, self.seed, self.blocks)
+        return linears_of(self.mlp, self.torch_dtype, self.seed, self.blocks, self.device)
 
     @property
     def tensors(self) -> list[Tensor]:
-        return tensors_of(self.mlp, self.torch_dtype, self.seed, self.blocks)
+        return tensors_of(self.mlp, self.torch_dtype, self.seed, self.blocks, self.device)
 
     @property
     def forms(self) -> tuple[LayerForm, ...]:
@@ -175,7 +180,7 @@ class BlockSource:
         return self.mlp.forms * self.blocks
 
     def make(self) -> Target:
-        model = eager_block(self.mlp, self.torch_dtype, self.seed, self.blocks)
+        model = eager_block(self.mlp, self.torch_dtype, self.seed, self.blocks, self.device)
         return Target(name=self.mlp.name, model=model.train(self.training), workloads=())
 
     def workload(self, made: Target, *lead: int) -> Workload:
@@ -186,11 +191,11 @@ class BlockSource:
 
     def inputs(self, *lead: int) -> Tensor:
         values = torch.from_numpy(self.mlp.inputs(prod(lead), self.seed + 1))
-        return values.to(self.torch_dtype).view(*lead, self.mlp.sizes[0])
+        return values.to(self.torch_dtype).view(*lead, self.mlp.sizes[0]).to(self.device)
 
     def gradient(self, *lead: int) -> Tensor:
         """Of the output, drawn as inputs are."""
         drawn = np.random.default_rng(self.seed + 3).standard_normal(
             (*lead, self.mlp.sizes[-1]), dtype=np.float32
         )
-        return torch.from_numpy(drawn).to(self.torch_dtype)
+        return torch.from_numpy(drawn).to(self.torch_dtype).to(self.device)

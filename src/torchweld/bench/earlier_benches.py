@@ -1,7 +1,8 @@
 """Benches that earlier releases saved, brought up to date: plain data in, plain data out.
 
-Version 3 had calls without gradients alone. Version 2 had NaN and infinities where nothing was
-measured, an empty text where nothing was refused, and host times that could exceed the call's.
+Version 4 had benches of the CPU alone, version 3 calls without gradients alone. Version 2 had NaN
+and infinities where nothing was measured, an empty text where nothing was refused, and host times
+that could exceed the call's.
 Anybody may have written the data: what is not understood is left for the reader to refuse.
 """
 
@@ -26,6 +27,11 @@ def from_second(data: dict[str, Any]) -> dict[str, Any]:
 
 def from_third(data: dict[str, Any]) -> dict[str, Any]:
     """Version 3 had no training; all of its fields mean the same."""
+    return data
+
+
+def from_fourth(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 4 had no GPU; all of its fields mean the same."""
     return data
 
 
@@ -75,4 +81,8 @@ def _cost(data: dict[str, Any], us: Any) -> dict[str, Any]:
 
 
 # By version, what makes the next one of it.
-UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {2: from_second, 3: from_third}
+UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    2: from_second,
+    3: from_third,
+    4: from_fourth,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchweld.bench.bench_cases import Case, MlpShape, ModelCase
 from torchweld.bench.bench_goals import Goal, GoalVerdict, judge_goals
@@ -48,6 +48,8 @@ class Preset:
     compile_rows: where torch.compile is measured, in float32; empty: everywhere
     goals:        what is claimed for the whole series
     models:       whole models in training that belong to it
+    device_rows:  where a device is named (--device), in place of the rows; empty: the same
+    device_against: who takes part then
     """
 
     rows: tuple[PresetRow, ...]
@@ -55,6 +57,19 @@ class Preset:
     compile_rows: tuple[int, ...] = ()
     goals: tuple[Goal, ...] = ()
     models: tuple[PresetModel, ...] = ()
+    device_rows: tuple[PresetRow, ...] = ()
+    device_against: tuple[str, ...] = ()
+
+    @property
+    def counts_kernels(self) -> bool:
+        """Whether `--goals` holds the kernels of its calls on a GPU to what they should be."""
+        return bool(self.device_rows)
+
+    def on_device(self) -> Preset:
+        """The series where a device is named."""
+        if not self.device_rows:
+            return self
+        return replace(self, rows=self.device_rows, against=self.device_against)
 
     @property
     def training(self) -> bool:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from torchweld.bench.bench_cases import Array
 from torchweld.bench.concurrent_callers import callers, dismiss
+from torchweld.bench.eager_block import BlockSource
+from torchweld.bench.kernel_counts import kernels_of
 from torchweld.bench.runtimes.runtime import Runtime
 from torchweld.bench.runtimes.torch_runtimes import EagerRuntime
 from torchweld.bench.training_step import TrainingStep
@@ -28,7 +30,7 @@ from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.machine.hardware import hardware
 from torchweld.numerics.model_check import floating
 from torchweld.profiles.dispatch_counts import count
-from torchweld.timing import CallableSide
+from torchweld.timing import CallableSide, core_waiting
 
 # A visit to a worker times up to five blocks of calls and gives their median; a longer one costs
 # rounds and gains nothing. Calls so short that a block has several get the core to themselves for
@@ -106,9 +108,14 @@ class RuntimeServer:
     def __init__(self, make: Callable[[], Runtime]) -> None:
         self.runtime = make()
         self.runtime.start()
-        self.prepared = False
+        self.prepared = self.on_gpu = False
 
     def load(self, source: Any) -> None:
+        self.on_gpu = isinstance(source, BlockSource) and source.device != "cpu"
+        if self.on_gpu:
+            device = torch.device(source.device)
+            if device.index is not None:  # what waits for the GPU waits for the current one
+                torch.cuda.set_device(device)
         self.runtime.load(source)
 
     def train(self, step: TrainingStep | None) -> None:
@@ -166,6 +173,7 @@ class RuntimeServer:
         self.show()
         call, clock = self.call, time.perf_counter
         call()
+        wait_for_gpu()
         found = []
         for _ in range(calls):
             begun_s = clock()
@@ -191,14 +199,19 @@ class RuntimeServer:
         host_share:   the same, to a call in the same rounds
         cpu_us:       processor time of all threads
         cores:        the same, to the time of the same calls
+        kernels:      on a GPU, what a call launches there; `host_us` is then until it returns
         """
         self.show()
         found: dict[str, Any] = self._processor()
+        if self.on_gpu:
+            found |= {**self._issuing(), "kernels": kernels_of(self.call)}
         if self.runtime.countable:
             counts = count(self.call)
             found |= {"ops": len(counts.ops), "buffers": counts.buffers}
             if self.runtime.step is not None:
                 return found  # without rows, weights still get gradients: that is not the host's
+            if self.on_gpu:
+                return found
             if torch.cuda.is_available():
                 found["cuda_us"] = self.runtime.cuda_us()
             found |= self._host()
@@ -232,6 +245,25 @@ class RuntimeServer:
 
         host_us, share = _undisturbed(block, math.inf)
         return {"host_us": host_us, **({"host_share": share} if near else {})}
+
+    def _issuing(self) -> dict[str, float | NotMeasured]:
+        """What the host takes until a call returns, and its share of the whole call."""
+
+        def block() -> tuple[float, float] | None:
+            switches = core_waiting.switches()
+            wait_for_gpu()
+            begun_s = time.perf_counter()
+            self.call()
+            returned_s = time.perf_counter() - begun_s
+            wait_for_gpu()
+            done_s = time.perf_counter() - begun_s
+            switches = core_waiting.switches() - switches
+            if core_waiting.too_many(switches, done_s):
+                return None
+            return 1e6 * returned_s, returned_s / done_s
+
+        host_us, share = _undisturbed(block, CPU_S)
+        return {"host_us": host_us, "host_share": share}
 
     def _processor(self) -> dict[str, float | NotMeasured]:
         once_s = min(self.side.time(1) for _ in range(3))
@@ -281,13 +313,14 @@ def arrays_of(output: Any) -> list[Array]:
     if isinstance(found, (list, tuple)) and all(isinstance(item, np.ndarray) for item in found):
         return [_wide(item) for item in found if np.issubdtype(item.dtype, np.floating)]
     tensors = [tensor.detach() for tensor in floating(output)]
-    return [_wide((t if t.dtype == torch.float64 else t.float()).numpy()) for t in tensors]
+    wide = [t if t.dtype == torch.float64 else t.float() for t in tensors]
+    return [_wide(t.cpu().numpy()) for t in wide]
 
 
 def bare_arrays(tensors: Sequence[Tensor]) -> list[Any]:
     """Tensors as arrays of the same memory; numbers of 16 bits as integers."""
     found = [tensor.detach().contiguous() for tensor in tensors]
-    return [(t if t.element_size() > 2 else t.view(torch.int16)).numpy() for t in found]
+    return [(t if t.element_size() > 2 else t.view(torch.int16)).cpu().numpy() for t in found]
 
 
 def tensors_from(arrays: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:

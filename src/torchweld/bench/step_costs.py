@@ -34,6 +34,7 @@ def faults_and_peak(
     meter = FaultMeter()
     for _ in range(steps):
         call()
+    wait_for_gpu()
     taken = meter.taken()
     peak = peak_bytes() if forgotten else NotMeasured("this system cannot begin a peak anew")
     return taken if isinstance(taken, NotMeasured) else taken.faults / steps, peak

@@ -16,14 +16,16 @@ from torchweld.bench import Bench, Case, plan, plan_model, summarise
 from torchweld.bench.bench_cases import SHORT_DTYPES
 from torchweld.bench.bench_goals import GoalVerdict
 from torchweld.bench.bench_grid import BLOCKS, USUAL_NAMES, cases_of, listed
-from torchweld.bench.bench_participants import machine_peaks
+from torchweld.bench.bench_participants import CPU, machine_peaks
 from torchweld.bench.bench_presets import PRESETS, preset_named, with_goals
 from torchweld.bench.bench_rows import csv_text
+from torchweld.bench.kernel_goals import kernel_verdicts
 from torchweld.bench.model_sources import TargetSource
 from torchweld.bench.parked_check import check_parking
 from torchweld.bench.preset_series import PresetModel
-from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, MODEL_PEERS, OWN
+from torchweld.bench.runtimes.runtime_names import BLOCK_PEERS, GPU_PEERS, MODEL_PEERS, OWN
 from torchweld.bench.speed_tables import WAYS, table_cases, with_cold
+from torchweld.cli.bench_device import asked_preset, check_device, is_gpu, kernel_goal_code
 from torchweld.cli.bench_progress import Keeper, run_cases, run_model, run_trained_model
 from torchweld.cli.bench_table import GRID, check_table, run_table, write_table
 from torchweld.cli.device_option import checked_device, device_option
@@ -56,14 +58,11 @@ from torchweld.plans.plan import Plan
 from torchweld.report.bench_text import bench_head, bench_sections, note_lines
 
 FILE = click.Path(path_type=Path, dir_okay=True)
-BLOCKS_HERE = (
-    "bench measures blocks on the CPU; on a GPU, torchweld fuse --device cuda measures a model "
-    "before and after, and torchweld profile --device cuda its kernels"
-)
 
 
 def check_options(options: dict[str, Any]) -> None:
     """Raises if options do not go together, before anything is loaded or measured."""
+    check_device(options)
     if options["show"] is not None:
         check_show(options)
     else:
@@ -92,8 +91,8 @@ def check_asked(options: dict[str, Any]) -> None:
     check_training(options)
     if options["table"] is not None:
         check_table(options)
-    preset = preset_named(options["preset"]) if options["preset"] is not None else None
-    if options["goals"]:
+    preset = asked_preset(options)
+    if options["goals"] and not (is_gpu(options["device"]) and preset and preset.counts_kernels):
         with_goals(options["preset"])
     check_only(options)
     if options["cold"] and preset is not None and preset.both_colds:
@@ -146,7 +145,8 @@ def words(options: dict[str, Any]) -> str:
         if value
     ]
     parts += [step_words_typed(options)] if options["training"] else []
-    return " ".join(parts) or "the demo's blocks"
+    where = [f"--device {options['device']}"] if options["device"] is not None else []
+    return " ".join([*(parts or ["the demo's blocks"]), *where])
 
 
 def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
@@ -159,11 +159,12 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
         "seed": options["seed"],
         "callers": options["callers"] or 0,
     }
+    device = options["device"] or CPU
     live = console if shown and console.is_terminal else None
 
     def begun(planned: Bench, dtypes: Sequence[str] = ("float32",)) -> Bench:
         busy = busy_cores()  # before anything of ours runs
-        peaks, notes = machine_peaks(dtypes)
+        peaks, notes = (None, ()) if is_gpu(device) else machine_peaks(dtypes)
         notes = (*planned.notes, *notes)
         planned = replace(planned, busy_cores=busy, peaks=peaks, notes=notes)
         if shown:
@@ -191,7 +192,8 @@ def measured(options: dict[str, Any], shown: bool, keeper: Keeper) -> Bench:
                 done = run_model(planned, source, options["latency"], live, keeper)
     else:
         cases = asked_cases(options)
-        planned = begun(planned_blocks(options, cases, common), dtypes_of(cases))
+        blocks = planned_blocks(options, cases, {**common, "device": device})
+        planned = begun(blocks, dtypes_of(cases))
         if options["table"] is not None:
             return run_table(planned, cases, live, keeper)
         done = run_cases(planned, cases, options["latency"], live, keeper) if cases else planned
@@ -207,7 +209,8 @@ def planned_blocks(options: dict[str, Any], cases: Sequence[Case], common: dict[
     """The bench of these cases; of all of a preset's, where only its models are asked for."""
     table = options["table"] is not None
     backends = list(WAYS) if table else listed("--backend", options["backend"])
-    planned = plan(cases or preset_named(options["preset"]).cases, backends, **common)
+    preset = asked_preset(options)
+    planned = plan(cases or (preset.cases if preset else []), backends, **common)
     planned = replace(planned, preset=options["preset"] or "")
     if options["check_parking"]:
         names, seed = planned.names, planned.seed
@@ -241,14 +244,15 @@ def preset_against(options: dict[str, Any]) -> list[str]:
     """Who takes part if nobody is named."""
     if options["target"] is not None:
         return []
-    found = preset_named(options["preset"]).against if options["preset"] else ()
+    preset = asked_preset(options)
+    found = preset.against if preset else ()
     return list(found or (AGAINST if trains(options) else ()))
 
 
 def asked_cases(options: dict[str, Any]) -> list[Case]:
     rows, dtypes = listed("--rows", options["rows"]), listed("--dtype", options["dtype"])
-    if options["preset"]:
-        preset = preset_named(options["preset"])
+    preset = asked_preset(options)
+    if preset is not None:
         found = preset.cases_of(rows, dtypes, listed("--only", options["only"]))
         return trained(found, options) if options["training"] and not preset.training else found
     if options["table"] is not None and not (options["block"] or options["sizes"]):
@@ -295,7 +299,8 @@ def _print(done: Bench, options: dict[str, Any]) -> None:
         click.echo(clean_lines(csv_text(done)), nl=False)
     else:
         console = screen()
-        put(bench_sections(done, summarise(done), console.width, judged(done)), console)
+        kernels = kernel_verdicts(done)
+        put(bench_sections(done, summarise(done), console.width, judged(done), kernels), console)
 
 
 def judged(done: Bench) -> list[GoalVerdict]:
@@ -309,7 +314,8 @@ def judged(done: Bench) -> list[GoalVerdict]:
     "--sizes 768x3072,1024x4096 --dtype float32,bfloat16 --against compile,onnxruntime;  "
     "torchweld bench --preset models;  torchweld bench hf:gpt2 --input input_ids=1x1:int64 "
     "--latency;  torchweld bench --training --rows 8,32 --malloc stock,tuned --blocks 6;  "
-    "torchweld bench hf:gpt2 --training --optimizer adamw --input input_ids=1x32:int64"
+    "torchweld bench hf:gpt2 --training --optimizer adamw --input input_ids=1x32:int64;  "
+    "torchweld bench --device cuda --preset blog --report gpu.html"
 )
 @click.argument("target", required=False)
 @click.option(
@@ -336,7 +342,8 @@ def judged(done: Bench) -> list[GoalVerdict]:
 @click.option(
     "--against",
     multiple=True,
-    help=f"Peers: {', '.join(BLOCK_PEERS)}; of a TARGET {', '.join(MODEL_PEERS)}.",
+    help=f"Peers: {', '.join(BLOCK_PEERS)}; on a GPU {', '.join(GPU_PEERS)}; of a TARGET "
+    f"{', '.join(MODEL_PEERS)}.",
 )
 @click.option(
     "--backend",
@@ -384,13 +391,11 @@ def bench(**options: Any) -> int:
     then compared with what tw.plan and tw.apply make of it. Ctrl-C ends it with what there is.
     Exit code 1 if an output breaks the numerical rule, 2 if nothing could be measured.
     """
-    device = checked_device(options.pop("device"))
-    if device is not None and device.type != "cpu":
-        raise TorchweldError(BLOCKS_HERE)
+    options["device"] = checked_device(options["device"])
     check_options(options)
     if options["show"] is not None:
         done = Bench.load(options["show"])
-        if options["goals"]:
+        if options["goals"] and not done.on_gpu:
             with_goals(done.preset)
         output(done, options)
         return exit_code(done, options["goals"])
@@ -416,6 +421,7 @@ def exit_code(done: Bench, goals: bool) -> int:
     """Goals count if they were asked for."""
     summary = summarise(done)
     words = {one.verdict for one in judged(done)} if goals else set()
-    if summary.failed or "missed" in words:
+    launched = kernel_goal_code(kernel_verdicts(done)) if goals and done.on_gpu else 0
+    if summary.failed or "missed" in words or launched == 1:
         return 1
-    return 0 if summary.verdicts and words <= {"met"} else 2
+    return 0 if summary.verdicts and words <= {"met"} and not launched else 2

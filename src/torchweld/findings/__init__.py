@@ -18,6 +18,7 @@ from torchweld.findings.evidence import Evidence
 from torchweld.findings.finding import Draft, Finding, bound_of, union
 from torchweld.findings.fusible_ops import blocks_of, linears_of, runs_of
 from torchweld.findings.rules_device import device_copies, device_idle
+from torchweld.findings.rules_epilogue import between_products
 from torchweld.findings.rules_fusion import mlp_blocks, pointwise_chains, shared_inputs
 from torchweld.findings.rules_host import (
     cold_start,
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     metadata_storm,
     device_idle,
     device_copies,
+    between_products,
     layout_copies,
     page_faults,
 )

@@ -187,8 +187,8 @@ def backward(outputs: Sequence[Tensor]) -> None:
 
 
 def _weights_like(tensor: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(3)
-    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(3)
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
     return drawn.to(tensor.device, tensor.dtype)
 
 
@@ -290,11 +290,12 @@ def _jittered(tensor: Tensor, run: int) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     eps = torch.finfo(tensor.dtype).eps
-    generator = torch.Generator().manual_seed(1000 * run + tensor.numel())
+    generator = torch.Generator("cpu").manual_seed(1000 * run + tensor.numel())
     found = tensor.detach().clone(memory_format=torch.contiguous_format)
     # All at once, a large weight would be in memory five times.
     for piece in torch.split(found.view(-1), _PIECE):
-        signs = (torch.rand(piece.shape, generator=generator) < 0.5).to(piece) * 2 - 1
+        drawn = torch.rand(piece.shape, generator=generator, device="cpu")
+        signs = (drawn < 0.5).to(piece) * 2 - 1
         piece *= 1 + signs * eps
     return found
 

@@ -299,7 +299,7 @@ class _Rounding:
         self.measured, self.products, self.last = measured, products, last
         self.eps, self.fine = eps, min(eps, torch.finfo(torch.float32).eps)
         self.trial, self.index = trial, 0
-        self.random = torch.Generator().manual_seed(trial // 2)
+        self.random = torch.Generator("cpu").manual_seed(trial // 2)
 
     def linear(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         index, self.index = self.index, self.index + 1
@@ -312,7 +312,7 @@ class _Rounding:
             error = torch.maximum(self.fine * size, self.eps * z.detach().abs())
         else:
             error = self.eps * size
-        return z + self._signs(index, z.shape) * _finite(error)
+        return z + self._signs(index, z.shape).to(z.device) * _finite(error)
 
     def _signs(self, index: int, shape: torch.Size) -> Tensor:
         """Of a sum's errors. In the last layer a pair of trials has both signs, so that what is
@@ -320,10 +320,11 @@ class _Rounding:
         not in the next, so that they cannot hide each other's."""
         form, place = self.products[index]
         halves = 1 if form.gate in ("none", "separate") else 2
-        signs = torch.full((shape[0], shape[1] // halves), (-1.0) ** self.trial).double()
+        sign, drawn = (-1.0) ** self.trial, (shape[0], shape[1] // halves)
+        signs = torch.full(drawn, sign, dtype=torch.float64, device="cpu")
         if index < self.last:
             layer = index - place  # gate and up of a layer draw the same
-            random = torch.Generator().manual_seed(1000 * layer + self.trial // 2)
+            random = torch.Generator("cpu").manual_seed(1000 * layer + self.trial // 2)
             signs = _random_signs(signs.shape, random)
         if halves == 2:
             signs = (
@@ -348,7 +349,7 @@ class _Rounding:
     def _noise(self, one: Tensor, other: Tensor) -> Tensor:
         """As large as the larger of the two."""
         size = torch.maximum(one.detach().abs(), other.detach().abs())
-        return _random_signs(size.shape, self.random) * _finite(size)
+        return _random_signs(size.shape, self.random).to(size.device) * _finite(size)
 
 
 def _finite(error: Tensor) -> Tensor:
@@ -357,7 +358,8 @@ def _finite(error: Tensor) -> Tensor:
 
 
 def _random_signs(shape: torch.Size, random: torch.Generator) -> Tensor:
-    return (torch.rand(shape, generator=random) < 0.5).double() * 2 - 1
+    """The same on every device: they are drawn on the CPU."""
+    return (torch.rand(shape, generator=random, device="cpu") < 0.5).double() * 2 - 1
 
 
 def _gate_columns(form: LayerForm, index: int, count: int) -> slice:

@@ -47,6 +47,7 @@ from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.report.bench_text import closing
 from torchweld.report.gate_text import outcome_lines
+from torchweld.report.host_beside_device import device_rows
 from torchweld.report.profile_verdict import verdict
 from torchweld.report.text_style import to_text
 
@@ -102,7 +103,7 @@ def profile_page(profiles: Sequence[Profile], fates: Fates | None = None) -> Pag
             title=one.about.what,
             verdict=verdict(one, account(one)).plain,
             sides=(side_of(one, fates=fates),),
-            environment=of_about(one.about),
+            environment=(*of_about(one.about), *device_rows(one)),
         )
     before, after = profiles
     devices = [one.device.name if one.device is not None else "none" for one in profiles]

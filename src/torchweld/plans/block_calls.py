@@ -28,8 +28,8 @@ def tensors_of(model: nn.Module, block: Block) -> list[Tensor]:
 def input_like(call: Call, rows: int | None = None) -> Tensor:
     """Random numbers in the shape, type and layout of a recorded x."""
     shape = call.shape if rows is None else (rows, call.shape[-1])
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(shape, generator=generator, device="cpu").to(getattr(torch, call.dtype))
     if call.contiguous or x.dim() < 2:
         return x
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)

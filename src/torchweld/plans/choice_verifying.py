@@ -52,9 +52,10 @@ def verify_choice(
     columns = _some_columns(forms[-1], block.out_features)
     grads = None
     if training:
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator("cpu").manual_seed(1)
         judged_columns = len(range(block.out_features)[columns])
-        grads = [torch.randn(*x.shape[:-1], judged_columns, generator=generator).to(x)]
+        shape = (*x.shape[:-1], judged_columns)
+        grads = [torch.randn(shape, generator=generator, device="cpu").to(x)]
 
     copied = 0
 
@@ -117,10 +118,11 @@ def unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
 
 
 def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator("cpu").manual_seed(2)
     return [
-        (torch.randn(t.shape, generator=generator) / max(t.shape[-1], 1) ** 0.5).to(t)
+        (drawn / max(drawn.shape[-1], 1) ** 0.5).to(t)
         for t in tensors
+        for drawn in [torch.randn(t.shape, generator=generator, device="cpu")]
     ]
 
 

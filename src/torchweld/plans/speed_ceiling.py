@@ -73,6 +73,9 @@ def _kernels_us(model: nn.Module, decisions: Sequence[Decision]) -> float | NotM
     if peaks is None:
         return NotMeasured("this machine's peaks are not known; torchweld info --measure")
     weights = {id(t): t for d in decisions for t in tensors_of(model, d.block)}
+    elsewhere = sorted({t.device.type for t in weights.values()} - {"cpu"})
+    if elsewhere:
+        return NotMeasured(f"the weights are on {elsewhere[0]}, and the peaks known are the CPU's")
     size = sum(t.nbytes for t in weights.values())
     gbps = measured_peaks.read_gbps_now(size, threads)
     flops_us = 0.0

@@ -24,6 +24,7 @@ Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}
 HEADERS = {"onnxruntime": "ONNX\nRuntime", "openvino": "Open\nVINO", "compile-max": "compile\nmax"}
 LEFT = ("block", "input", "model", "step", "dtype", "interval", "verdict", "kernel")
+LEFT += ("side", "kernels")
 
 # In the order in which they are left out. The walk-through is about ops and launching them.
 SPEED_SPARE = ("kernel", "error", "verdict", "interval")
@@ -154,7 +155,7 @@ def work_columns(bench: Bench) -> dict[str, Cells]:
         "µs": pairs(lambda cell, name: cell.result(name).us),
         "GFLOP/s": pairs(lambda cell, name: cell.gflops(name) if cell.flops else None),
         "GB/s": pairs(lambda cell, name: cell.gbps(name)),
-        "of peak": [peak_text(bench, cell) for cell in bench.cells] if bench.peaks else [],
+        "of peak": [peak_text(bench, cell) for cell in bench.cells] if bench.peaks_known else [],
         "ops": cost("ops"),
         "bufs": cost("buffers"),
         "host µs": cost("host_us"),

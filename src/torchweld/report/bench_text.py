@@ -10,11 +10,13 @@ from rich.text import Text
 from torchweld.bench.bench_goals import GoalVerdict
 from torchweld.bench.bench_results import Bench
 from torchweld.bench.bench_summary import Summary
+from torchweld.bench.kernel_goals import KernelVerdict
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import counted, figure, size
 from torchweld.core.safe_text import clean
 from torchweld.machine.machine_load import load_words
 from torchweld.report.bench_extras import callers_section, latency_section, map_section
+from torchweld.report.bench_kernels import device_words, kernels_section
 from torchweld.report.bench_peers import goals_section, peers_section
 from torchweld.report.bench_tables import shown, speed_table, wider, work_table
 from torchweld.report.bench_training import step_words, training_section
@@ -26,6 +28,8 @@ def bench_head(bench: Bench) -> Iterator[RenderableType]:
     if busy:
         yield Text(busy, style="yellow")
     kernels = f"kernels for {bench.isa}" if bench.isa else "no compiled kernels"
+    if bench.on_gpu:
+        kernels = f"on {bench.device}: {device_words(bench)}"
     cache = "cold" if bench.cold else "hot"
     what = f"{clean(bench.target)}; " if bench.target else ""
     what += "steps of training; " if bench.training else ""
@@ -44,7 +48,11 @@ def note_lines(notes: Sequence[str]) -> Iterator[RenderableType]:
 
 
 def bench_sections(
-    bench: Bench, summary: Summary, width: int, goals: Sequence[GoalVerdict] = ()
+    bench: Bench,
+    summary: Summary,
+    width: int,
+    goals: Sequence[GoalVerdict] = (),
+    kernels: Sequence[KernelVerdict] = (),
 ) -> Iterator[RenderableType]:
     """After it: all that was found."""
     if bench.cells:
@@ -59,6 +67,7 @@ def bench_sections(
         yield Text(_work_legend(bench, spare), style="dim")
         yield from _work_notes(bench)
         for section in (
+            kernels_section(bench, kernels, width),
             training_section(bench, width),
             latency_section(bench, width),
             callers_section(bench, width),
@@ -86,11 +95,13 @@ def _speed_legend(bench: Bench, spare: list[str]) -> str:
 
 def _work_legend(bench: Bench, spare: list[str]) -> str:
     host = "starting ops, and Python" if bench.target else "what it takes with nothing to compute"
+    host = "until the call returns" if bench.on_gpu else host
     text = f"eager→{bench.first}."
-    if bench.peaks is not None and "of peak" not in spare:
+    if bench.peaks_known and "of peak" not in spare:
+        whose = "the GPU needs by its vendor's figures" if bench.on_gpu else "this machine needs"
         text += (
-            " of peak: of the least time this machine needs, for the multiply-adds (c) or to read "
-            "the data (m)."
+            f" of peak: of the least time {whose}, for the multiply-adds (c) or to read the data "
+            "(m)."
         )
     text += " ops: what a call dispatches"
     text += "" if bench.training else f"; host: {host}"
@@ -106,7 +117,7 @@ def _work_notes(bench: Bench) -> Iterator[RenderableType]:
         if not isinstance(cell.result(name).us, NotMeasured)
     ]
     costs = [cell.result(name).cost for cell, name in timed]
-    shares = [bench.of_peak(cell, name) for cell, name in timed] if bench.peaks else []
+    shares = [bench.of_peak(cell, name) for cell, name in timed] if bench.peaks_known else []
     figures: dict[str, Sequence[object]] = {
         "shares of the peak": shares,
         "host times": [cost.host_us for cost in costs],

@@ -14,6 +14,7 @@ from rich.text import Text
 from torchweld.core.number_text import counted, duration, listed, share
 from torchweld.core.safe_text import clean
 from torchweld.profiles.profile import Device, Gap, Kernel, Profile
+from torchweld.report.host_beside_device import host_beside_device, products_table
 from torchweld.report.text_style import WIDTH, bar_cells, cut, heading, indented, table
 
 KERNELS_SHOWN = 10
@@ -35,8 +36,10 @@ def device_section(profile: Profile, width: int = WIDTH) -> Iterator[RenderableT
     yield heading("device", clean(device.name))
     yield from _states(device, width)
     yield _launches(device)
+    yield from host_beside_device(profile, device)
     yield from _sums(device)
     yield from _kernels(device, width)
+    yield from products_table(device, width)
     yield from _gaps(profile, device, width)
     yield ""
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
+from torchweld.profiles.accounting.device_products import host_times, products_of
 from torchweld.profiles.accounting.time_account import Account
-from torchweld.profiles.profile import Profile
+from torchweld.profiles.profile import Device, Profile
 from torchweld.report.op_table import op_rows
 
 if TYPE_CHECKING:
@@ -37,11 +38,21 @@ def summary(profile: Profile, account: Account, findings: Sequence[Finding]) -> 
         "memory": profile.memory,
         "faults": profile.faults,
         "device": brief,
+        "host": host_times(profile, device) if device is not None else None,
+        "products": _products(device) if device is not None else [],
         "compilation": profile.compilation,
         "notices": [*profile.notices, *account.notices],
     }
     plain: dict[str, Any] = _plain(data)
     return plain
+
+
+def _products(device: Device) -> list[dict[str, Any]]:
+    """What the names of the products' kernels say; null where they do not."""
+    return [
+        {"name": row.name, "count": row.count, "us": row.us, "gemm": row.gemm}
+        for row in products_of(device)
+    ]
 
 
 def _modules(profile: Profile, account: Account) -> list[dict[str, Any]]:

@@ -1,20 +1,33 @@
-"""The ways of a GPU run in Triton's interpreter here, on CPU tensors."""
+"""The ways of a GPU run in Triton's interpreter here; with `make gpu-test` on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from tests.support.gpu_device import on_real_gpu, real_gpu
 from tests.support.helpers import ISAS
 
 collect_ignore_glob: list[str] = []
 if not ISAS:  # their gradients are the compiled op's
     collect_ignore_glob.append("test_*.py")
+if on_real_gpu():
+    collect_ignore_glob.append("test_interpreter.py")
 
 
 @pytest.fixture
-def interpreted_gpu(one_thread: None) -> Iterator[None]:
+def gpu(one_thread: None) -> Iterator[None]:
+    """A GPU, or what stands in for it: tensors that a test makes are there."""
+    if on_real_gpu():
+        with real_gpu():
+            yield
+        return
     from tests.support.interpreted_gpu import standing_in
 
     with standing_in():
         yield
+
+
+@pytest.fixture
+def interpreted_gpu(gpu: None) -> None:
+    """Its earlier name."""

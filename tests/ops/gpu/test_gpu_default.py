@@ -1,6 +1,6 @@
 """What a GPU does without a plan, and what decides about its kernels: flags, tiles, versions.
 
-In Triton's interpreter, on CPU tensors.
+In Triton's interpreter, on CPU tensors; with `make gpu-test` on a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.gpu_device import on_real_gpu
 from tests.support.helpers import all_within, random_tensors
 from torch import Tensor
 
@@ -21,13 +22,16 @@ from torchweld.ops.gpu import gpu_support, gpu_ways, kernel_tiles, tile_tuning, 
 from torchweld.ops.gpu.gpu_launches import forget, launched
 from torchweld.ops.gpu.kernel_tiles import Tile
 
-pytestmark = pytest.mark.usefixtures("interpreted_gpu")
+pytestmark = pytest.mark.usefixtures("gpu")
 SPEC = "gelu/b;identity/b"
 
 
 @pytest.fixture
 def default_way() -> Iterator[None]:
     """`chain` and its training on CPU tensors are what they are on a GPU."""
+    if on_real_gpu():
+        yield
+        return
     library = torch.library.Library("torchweld", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells that the kernels for CPUs are set aside
@@ -62,6 +66,7 @@ def test_chain_takes_torchs_products_and_one_pointwise_kernel(op: str) -> None:
     assert set(launched()) == {"torchweld_pointwise", "torchweld_pointwise_backward"}
 
 
+@pytest.mark.skipif(on_real_gpu(), reason="on a GPU it is not put there by a test")
 def test_the_default_is_gone_afterwards() -> None:
     x, *tensors = leaves()
     torch.ops.torchweld.chain(x, tensors, SPEC)

@@ -1,5 +1,6 @@
-"""Numbers of the ways of a GPU, through the op and its autograd, in Triton's interpreter.
+"""Numbers of the ways of a GPU, through the op and its autograd.
 
+In Triton's interpreter, on CPU tensors; with `make gpu-test` on a GPU.
 The numerical rule judges outputs and every gradient: all activations, gates and dtypes on one small
 odd shape, and sizes, strides and tiles on few of them. Which kernels ran is asserted.
 """
@@ -22,7 +23,7 @@ from torchweld.ops.gpu.gpu_ways import WAYS
 from torchweld.ops.gpu.kernel_tiles import Tile
 from torchweld.ops.gpu.tile_tuning import forcing
 
-pytestmark = pytest.mark.usefixtures("interpreted_gpu")
+pytestmark = pytest.mark.usefixtures("gpu")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # One program: the interpreter takes its time for each.

@@ -24,7 +24,7 @@ def digest(model: nn.Module) -> str:
     found = hashlib.sha256()
     for name, parameter in model.named_parameters():
         flat = parameter.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // DIGEST_SAMPLES)].double().numpy()
+        sample = flat[:: max(1, flat.numel() // DIGEST_SAMPLES)].double().cpu().numpy()
         found.update(name.encode() + sample.tobytes())
     return found.hexdigest()
 

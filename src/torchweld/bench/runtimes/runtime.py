@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from torchweld.bench.bench_cases import MlpShape
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes import model_facts
@@ -52,6 +53,8 @@ class Runtime:
     apart:     it needs a process of its own
     countable: its ops reach the dispatcher one by one, and it runs on an x without rows
     needs:     packages that have to be installed; `exports`: those for whole models besides
+    distributions: what they are installed as, where that has another name
+    devices:   device types that it runs on; None: any
     dtypes:    in which it is measured; empty: in all
     trains:    it can be measured in training
     """
@@ -60,6 +63,8 @@ class Runtime:
     countable = True
     needs: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
+    devices: tuple[str, ...] | None = ("cpu",)
     dtypes: tuple[str, ...] = ()
     trains = False
     step: TrainingStep | None = None
@@ -72,7 +77,23 @@ class Runtime:
         missing = " and ".join(name for name in packages if importlib.util.find_spec(name) is None)
         if not missing:
             return ""
+        if self.distributions:
+            return f"{missing} not installed: pip install {' '.join(self.distributions)}"
         return f'{missing} not installed: pip install "torchweld[bench]", or {missing}'
+
+    def not_on(self, device: str) -> str:
+        """Why it does not run on this type of device; "" if it does."""
+        if self.devices is None or device in self.devices:
+            return ""
+        return f"it runs on {', '.join(self.devices)}, and this bench on {device}"
+
+    def why_not_block(self, mlp: MlpShape) -> str:
+        """Why it cannot run such a block; "" if it can."""
+        return ""
+
+    def expected_kernels(self, mlp: MlpShape) -> dict[str, int] | None:
+        """By kind, what a call should launch on a GPU; None: nobody says."""
+        return None
 
     def why_not(self, dtype: str, training: bool = False) -> str:
         """Why it is not measured in a dtype, or in training; "" if it is."""
@@ -84,7 +105,7 @@ class Runtime:
 
     def versions(self) -> list[str]:
         """Of the packages that it needs."""
-        return [f"{name} {metadata.version(name)}" for name in self.needs]
+        return [f"{n} {metadata.version(n)}" for n in self.distributions or self.needs]
 
     # ---- what it does ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from torchweld.bench.runtimes.liger_runtime import LigerRuntime
 from torchweld.bench.runtimes.onnx_runtime import OnnxRuntime
 from torchweld.bench.runtimes.openvino_runtime import OpenVinoRuntime
 from torchweld.bench.runtimes.runtime import Runtime
@@ -22,6 +23,8 @@ from torchweld.ops.backends import BACKENDS, Backend, BackendMode
 Runtimes = Mapping[str, Callable[[], Runtime]]
 
 BLOCK_PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
+# Where a GPU runs the blocks.
+GPU_PEERS = ("eager", "compile", "compile-max", "liger")
 MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
 OWN_MODEL = "torchweld"
 # What is kept for a backward makes no difference to a forward.
@@ -45,6 +48,7 @@ RUNTIMES: Runtimes = {
     # The weights are constants, and the fastest of several products is chosen.
     "compile-max": partial(CompiledRuntime, freezing=True, max_autotune=True),
     "compile-welded": CompiledWeldedRuntime,
+    "liger": LigerRuntime,
     "onnxruntime": OnnxRuntime,
     "openvino": OpenVinoRuntime,
     OWN_MODEL: PlannedRuntime,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchweld.bench.bench_cases import MlpShape
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.runtimes import model_facts
 from torchweld.bench.runtimes.runtime import Call, Runtime
@@ -24,6 +25,13 @@ class EagerRuntime(Runtime):
     """The module's own code; it also says what the module computes."""
 
     trains = True
+    devices = None
+
+    def expected_kernels(self, mlp: MlpShape) -> dict[str, int]:
+        """Biases are part of the products; each activation is a kernel, and so is the gate."""
+        layers = sum(form.activation != "identity" for form in mlp.forms)
+        pointwise = layers + (1 if mlp.gated else 0)
+        return {"gemm": len(mlp.products), **({"pointwise": pointwise} if pointwise else {})}
 
     def check(self) -> None:
         """Raises where the model cannot be timed."""
@@ -37,7 +45,7 @@ class EagerRuntime(Runtime):
 
     def cuda_us(self) -> float | None:
         """By the device's own clock; of blocks alone."""
-        if not isinstance(self.source, BlockSource):
+        if not isinstance(self.source, BlockSource) or self.source.device != "cpu":
             return None
         block, (x,) = copy.deepcopy(self.model).cuda(), self.workload.tensors()
         x = x.cuda()
@@ -75,6 +83,7 @@ class CompiledRuntime(Runtime):
 
     apart = True
     countable = False
+    devices = None
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -82,6 +91,13 @@ class CompiledRuntime(Runtime):
 
     def absent(self, whole_model: bool) -> str:
         return "; ".join(compile_backend.BACKEND.unavailable())
+
+    def expected_kernels(self, mlp: MlpShape) -> dict[str, int] | None:
+        """The products stay torch's; all between two of them is one kernel of Inductor's."""
+        if self.options:  # it may write products of its own
+            return None
+        between = sum(form.activation != "identity" for form in mlp.forms)
+        return {"gemm": len(mlp.products), **({"triton": between} if between else {})}
 
     def prepare(self, *where: int) -> Call:
         torch._dynamo.reset()
@@ -97,5 +113,9 @@ class CompiledRuntime(Runtime):
 
 def form_of(source: BlockSource) -> Form:
     """The block as backends take it."""
-    sizes = tuple(zip(source.mlp.sizes, source.mlp.sizes[1:], strict=False))
-    return Form(kind="chain", forms=source.mlp.forms, sizes=sizes)
+    return form_of_shape(source.mlp)
+
+
+def form_of_shape(mlp: MlpShape) -> Form:
+    sizes = tuple(zip(mlp.sizes, mlp.sizes[1:], strict=False))
+    return Form(kind="chain", forms=mlp.forms, sizes=sizes)

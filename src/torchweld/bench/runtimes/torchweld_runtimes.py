@@ -8,10 +8,15 @@ from typing import Any
 from torch import nn
 
 from torchweld import ops
+from torchweld.bench.bench_cases import MlpShape
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.model_sources import ModelSource
 from torchweld.bench.runtimes.runtime import Call, Runtime, Source, loaded
-from torchweld.bench.runtimes.torch_runtimes import CompiledRuntime, form_of
+from torchweld.bench.runtimes.torch_runtimes import (
+    CompiledRuntime,
+    form_of,
+    form_of_shape,
+)
 from torchweld.bench.speed_tables import TABLED
 from torchweld.core.errors import TorchweldError
 from torchweld.core.muted_warnings import untold
@@ -19,7 +24,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
 from torchweld.numerics.model_check import step_of
 from torchweld.ops.backends import backend_named, reference_backend
-from torchweld.ops.backends.backend import mode_of
+from torchweld.ops.backends.backend import CountsKernels, mode_of
 from torchweld.ops.fused_mlp import FusedMLP
 from torchweld.plans.plan import UNASKED, Plan
 from torchweld.plans.planner import apply, plan
@@ -77,6 +82,13 @@ class BackendRuntime(Runtime):
         self.mode = mode_of(self.backend, mode)
         self.apart = self.backend.abilities.compiles
         self.countable = not self.apart
+        self.devices = self.backend.abilities.devices
+
+    def expected_kernels(self, mlp: MlpShape) -> dict[str, int] | None:
+        backend = self.backend
+        if not isinstance(backend, CountsKernels):
+            return None
+        return backend.expected_kernels(form_of_shape(mlp))
 
     def load(self, source: Source) -> None:
         super().load(source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -111,6 +111,14 @@ class Runner(Protocol):
         """Bytes of the copy of the weights that it keeps; 0 without a copy."""
 
     def __call__(self, x: Tensor) -> Tensor | list[Tensor]: ...
+
+
+@runtime_checkable
+class CountsKernels(Protocol):
+    """A backend that says what it launches on a GPU, so that a bench can hold it to that."""
+
+    def expected_kernels(self, block: Form) -> dict[str, int] | None:
+        """By kind, of a call without gradients: gemm, pointwise; None if it does not tell."""
 
 
 class Backend(Protocol):

@@ -12,7 +12,7 @@ another generator than eager's there, so plans do not weld it; `FusedMLP` applie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -54,9 +54,10 @@ class GpuBackend:
     """One way. `narrow`: for widths up to `gpu_ways.MOST_NARROW` alone."""
 
     def __init__(
-        self, name: str, way: str, *, needs: str, narrow: bool = False, deterministic: bool = True
-    ) -> None:
-        self.name, self._way, self._narrow = name, way, narrow
+        self, name: str, way: str, *, needs: str, narrow: bool = False, deterministic: bool = True,
+        kernels: Callable[[Form], dict[str, int]] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self._way, self._narrow, self._kernels = name, way, narrow, kernels
         self.abilities = Abilities(
             devices=("cuda",),
             dtypes=_DTYPES,
@@ -72,6 +73,10 @@ class GpuBackend:
 
     def _kernel_problems(self) -> list[str]:
         return [*gpu_support.triton_problems(), *gpu_support.extension_problems()]
+
+    def expected_kernels(self, block: Form) -> dict[str, int] | None:
+        """What `torchweld bench --device cuda` holds it to."""
+        return None if self._kernels is None else self._kernels(block)
 
     def unsupported_reasons(
         self,
@@ -129,10 +134,21 @@ def _width_problems(block: Form) -> list[str]:
     return [f"a layer is {widest} wide; it takes up to {most}"] if widest > most else []
 
 
+def _pointwise_kernels(block: Form) -> dict[str, int]:
+    """A product for each weight; one kernel more where there is an activation or a gate."""
+    after = sum(form.activation != "identity" or form.gate != "none" for form in block.forms)
+    products = sum(2 if form.gate == "separate" else 1 for form in block.forms)
+    return {"gemm": products, **({"pointwise": after} if after else {})}
+
+
 _TRITON = "a GPU, and Triton"
 BACKENDS: tuple[Backend, ...] = (
-    GpuBackend("cublas", "pointwise", needs=_TRITON),
-    GpuBackend("triton", "epilogue", needs=_TRITON),
-    GpuBackend("triton-narrow", "narrow", needs=_TRITON, narrow=True),
+    GpuBackend("cublas", "pointwise", needs=_TRITON, kernels=_pointwise_kernels),
+    GpuBackend(
+        "triton", "epilogue", needs=_TRITON, kernels=lambda block: {"gemm": len(block.forms)}
+    ),
+    GpuBackend(
+        "triton-narrow", "narrow", needs=_TRITON, narrow=True, kernels=lambda _: {"gemm": 1}
+    ),
     CudaBackend(),
 )

@@ -22,7 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchweld.core.number_text import counted
-from torchweld.profiles.accounting.memory_traffic import NONE, Rates, Traffic, traffic_of
+from torchweld.profiles.accounting.memory_traffic import (
+    NONE,
+    Rates,
+    Traffic,
+    traffic_of,
+    uncosted,
+)
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.op_costs import arithmetic_dtype, works_of
 from torchweld.profiles.accounting.time_splits import Bound, OpAccount, Split
@@ -110,8 +116,8 @@ class _CpuPricing:
         peaks = profile.peaks
         self.gflops: dict[str, float | None] = {}
         self.rates = None if peaks is None else Rates.measured(peaks, threads)
-        self.traffic = [NONE] * len(works)
         if self.rates is None or peaks is None:
+            self.traffic = uncosted(profile.ops, works)
             self.notices.append(
                 f"{without_peaks(profile)}; until then the time of ops that do work is unexplained"
             )
@@ -134,9 +140,8 @@ class _CpuPricing:
         if work is None:
             return _of_host(kind, op.self_us, launches)
         if self.rates is None:
-            return _of_work(
-                kind, work, NONE, launches, "unknown", 0.0, Split(unexplained_us=op.self_us)
-            )
+            unpriced = Split(unexplained_us=op.self_us)
+            return _of_work(kind, work, self.traffic[i], launches, "unknown", 0.0, unpriced)
         traffic = self.traffic[i]
         arithmetic_us = self._arithmetic_us(op, work)
         split, bound = explain_work(op.self_us, arithmetic_us, traffic, self.op_cost_us)

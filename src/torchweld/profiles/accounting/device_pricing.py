@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 
 from torchweld.profiles.accounting.cpu_pricing import Priced, explain_work
-from torchweld.profiles.accounting.memory_traffic import Rates, Traffic, traffic_of
+from torchweld.profiles.accounting.memory_traffic import NONE, Rates, traffic_of, uncosted
 from torchweld.profiles.accounting.op_calls import Work
 from torchweld.profiles.accounting.op_costs import arithmetic_dtype, works_of
 from torchweld.profiles.accounting.time_splits import Bound, OpAccount, Split
@@ -80,10 +80,12 @@ class _DevicePricing:
     def __init__(self, profile: Profile, device: Device, works: Sequence[Work | None]) -> None:
         self.device = device
         self.works = works
-        self.traffic: list[Traffic] | None = None
+        self.priced = device.peak_gbps is not None
         if device.peak_gbps is not None:
             rates = Rates(sizes=(1,), gbps=(device.peak_gbps,))
             self.traffic = traffic_of(profile.ops, works, rates)
+        else:
+            self.traffic = uncosted(profile.ops, works)
 
     def explain(
         self, i: int, op: Op, kernels: Sequence[Kernel], gaps: Sequence[Gap], scale: float
@@ -93,10 +95,10 @@ class _DevicePricing:
         kind, work = kind_of(op.name), self.works[i] if self.device.covers_op(op) else None
         time_us = scale * sum(kernel.duration_us for kernel in kernels)
         bound: Bound = "unknown" if kernels or work is not None else "overhead"
-        split, roofline_us, traffic = Split(unexplained_us=time_us), 0.0, None
+        split, roofline_us = Split(unexplained_us=time_us), 0.0
         on_device = bool(kernels) and not any(map(_leaves_device, kernels))
-        if work is not None and self.traffic is not None and on_device:
-            traffic = self.traffic[i]
+        traffic = self.traffic[i] if work is not None and on_device else NONE
+        if work is not None and self.priced and on_device:
             arithmetic_us = self._arithmetic_us(op, work, time_us)
             split, bound = explain_work(time_us, arithmetic_us, traffic, 0.0)
             roofline_us = max(arithmetic_us or 0.0, traffic.memory_us)
@@ -110,7 +112,7 @@ class _DevicePricing:
             flops=(work.flops or 0) if work is not None else 0,
             read_bytes=work.read_bytes if work is not None else 0,
             written_bytes=work.written_bytes if work is not None else 0,
-            round_trip_bytes=traffic.round_trip_bytes if traffic is not None else 0,
+            round_trip_bytes=traffic.round_trip_bytes,
             roofline_us=roofline_us,
             bound=bound,
             split=Split(

@@ -72,6 +72,21 @@ def round_trips_of(ops: Sequence[Op], works: Sequence[Work | None]) -> list[int]
     return _round_trips(order, works).values
 
 
+def uncosted(ops: Sequence[Op], works: Sequence[Work | None]) -> list[Traffic]:
+    """The bytes of round trips where no rate is known: they are counted, and need none."""
+    order = [i for i in finishing_order(ops) if works[i] is not None]
+    trips = _round_trips(order, works)
+    found = [NONE] * len(works)
+    for i in order:
+        work = works[i]
+        assert work is not None
+        read = sum(size for at, (_, size) in enumerate(work.reads) if (i, at) in trips.reads)
+        written = sum(size for at, (_, size) in enumerate(work.writes) if (i, at) in trips.writes)
+        if read or written:
+            found[i] = Traffic(memory_us=0.0, round_trip_us=0.0, round_trip_bytes=read + written)
+    return found
+
+
 def finishing_order(ops: Sequence[Op]) -> list[int]:
     """Indices of the ops in the order in which they end: what is inside an op ends before it."""
     children: dict[int, list[int]] = {}

@@ -131,7 +131,9 @@ def _about_peaks(profile: Profile, priced: Priced, step_us: float) -> list[str]:
 
 def _about_memory(profile: Profile, step: Split) -> list[str]:
     """A notice if the trace does not tell which memory an op reads."""
-    if profile.about.source != "trace" or step.traffic_us <= 0 or step.round_trip_us > 0:
+    if profile.about.source != "trace" or step.round_trip_us > 0:
+        return []
+    if step.traffic_us <= 0 and (profile.device is None or not profile.ops):
         return []
     if any(x is not None and x.storage is not None for op in profile.ops for x in op.inputs):
         return []

@@ -26,12 +26,15 @@ _CATEGORIES = tuple(
         # What ROCm's runtime runs for its own copies and fills.
         ("copy", r"^__amd_rocclr_copy"),
         ("set", r"^__amd_rocclr_fill"),
+        # Ours.
+        ("gemm", r"^torchweld_(linear|narrow)"),
+        ("pointwise", r"^torchweld_(pointwise|dropout)"),
         # Inductor's; other Triton kernels have the name of the user's function.
         ("triton", r"^triton_"),
         ("attention", r"flash_|fmha|attention|attn|sdpa"),
         # cuBLAS and CUTLASS say gemm (nvjet from Hopper on), Tensile begins with Cijk. A product
-        # whose K was split ends in a splitKreduce.
-        ("gemm", r"gemm|gemv|gemm?k1|splitKreduce|^Cijk_|nvjet|\bdot_kernel"),
+        # whose K was split ends in a splitKreduce. What FBGEMM does to embeddings is no product.
+        ("gemm", r"(?<!fb)gemm|gemv|gemm?k1|splitKreduce|^Cijk_|nvjet|\bdot_kernel"),
         ("reduction", r"reduce|softmax|norm_|_norm|LayerNorm|RowwiseMoments|GammaBeta|batch_norm"),
         ("reduction", r"cumsum|argmax|argmin|DeviceScan"),
         ("pointwise", r"elementwise|multi_tensor_apply|CatArray|copy_kernel|fused_dropout"),
@@ -50,6 +53,14 @@ def category_of(name: str, kind: str) -> str:
     if kind == MEMSET:
         return "set"
     return next((category for category, found in _CATEGORIES if found.search(name)), "other")
+
+
+_SPLIT_SUM = re.compile(r"splitK_?reduce", re.IGNORECASE)
+
+
+def adds_up_a_split(name: str) -> bool:
+    """Whether it adds up the parts of a product whose K was split."""
+    return _SPLIT_SUM.search(name) is not None
 
 
 # "graph_0_cpp_fused_gelu_0", "triton_poi_fused_add_cos_sin_0": how it iterates, the ops it came

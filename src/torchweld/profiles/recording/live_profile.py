@@ -353,7 +353,10 @@ def _settled_us(runner: _Runner) -> float:
 
 @contextmanager
 def _clocked(roots: Roots, paths: Sequence[str]) -> Iterator[dict[str, float]]:
-    """Inside, seconds spent in the modules at `paths` add up in what is yielded."""
+    """Inside, seconds spent in the modules at `paths` add up in what is yielded.
+
+    With a GPU, a module begins when nothing is queued there, and ends when its kernels have.
+    """
     spent = dict.fromkeys(paths, 0.0)
 
     def clock(at: list[str], forward: Forward) -> Forward | None:
@@ -362,9 +365,12 @@ def _clocked(roots: Roots, paths: Sequence[str]) -> Iterator[dict[str, float]]:
             return None
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            cuda_wait()
             begun = time.perf_counter()
             try:
-                return forward(*args, **kwargs)
+                made = forward(*args, **kwargs)
+                cuda_wait()
+                return made
             finally:
                 spent[path] += time.perf_counter() - begun
 

@@ -86,8 +86,8 @@ def _wrong_gradient(
     forms: Sequence[LayerForm],
     shape: torch.Size,
 ) -> str | None:
-    draw = torch.Generator().manual_seed(0)
-    grad = torch.randn(shape, generator=draw, dtype=torch.float64).to(x)
+    draw = torch.Generator("cpu").manual_seed(0)
+    grad = torch.randn(shape, generator=draw, dtype=torch.float64, device="cpu").to(x)
 
     def run(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         y = build(tensors)(x)
