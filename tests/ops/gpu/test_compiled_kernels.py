@@ -1,0 +1,117 @@
+"""Kernels compiled for GPUs that are not here take no more than the file under review says.
+
+Compiling needs Triton without its interpreter, so it happens in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import triton
+from scripts import gpu_resources
+from scripts.gpu_resources import Recorded, Resources
+
+ROOT = Path(__file__).parents[3]
+FILE = gpu_resources.file_for(triton.__version__)
+# One of each kernel, and each product instruction.
+FEW = {
+    "pointwise backward gated gelu bf16": ("sm_80",),
+    "linear gelu bf16 64x64x64": ("sm_80", "sm_90", "sm_100", "gfx942"),
+    "linear_backward gated silu fp16 16x64x64": ("sm_90", "sm_100"),
+    "narrow 64-256-64 bf16 16 rows": ("gfx942",),
+}
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.gpu_kernels", "--check", *arguments],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def only(case: str, targets: Sequence[str]) -> list[str]:
+    return ["--case", case, *(part for target in targets for part in ("--target", target))]
+
+
+@pytest.mark.parametrize(("case", "targets"), FEW.items(), ids=str)
+def test_a_kernel_takes_what_is_recorded(case: str, targets: Sequence[str]) -> None:
+    """And the file has every case of the script, and no other."""
+    done = compare(*only(case, targets))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"1 cases for {', '.join(targets)}: 0 complaints" in done.stdout
+
+
+@pytest.mark.slow
+def test_every_kernel_takes_what_is_recorded() -> None:
+    done = compare()
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = len(gpu_resources.read(FILE).kernels)
+    assert f"{cases} cases for sm_80, sm_90, sm_100, gfx942: 0 complaints" in done.stdout
+
+
+def test_a_kernel_that_takes_more_fails(tmp_path: Path) -> None:
+    """A file that has less of everything, and two rows that are not compiled."""
+    case, target = "linear gelu bf16 64x64x64", "sm_90"
+    kept = gpu_resources.read(FILE)
+    kernels = {name: dict(rows) for name, rows in kept.kernels.items()}
+    kernels[case][target] = Resources(registers=40, shared=2048, spills=0)
+    kernels["no such kernel"] = kernels[case]
+    del kernels["dropout mask"]
+    gpu_resources.write(tmp_path / "file.json", Recorded(kept.triton, kernels))
+    done = compare(*only(case, (target,)), "--file", str(tmp_path / "file.json"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    for said in (
+        "dropout mask for sm_80 is not in the file",
+        "no such kernel is in the file, but no case compiles it",
+        f"{case} for {target} takes ",
+        "registers, 40 are recorded; if that is meant, renew the file",
+        "bytes of shared memory, 2048 are recorded",
+    ):
+        assert said in done.stdout
+
+
+def test_the_file_survives_writing(tmp_path: Path) -> None:
+    gpu_resources.write(tmp_path / "again.json", gpu_resources.read(FILE))
+    assert (tmp_path / "again.json").read_text() == FILE.read_text()
+    assert gpu_resources.read(FILE).triton == triton.__version__
+
+
+def said(found: Resources, recorded: Resources | None, instruction: str | None = None) -> list[str]:
+    return list(gpu_resources.complaints("it", found, recorded, instruction))
+
+
+def test_what_is_complained_of() -> None:
+    known = Resources(registers=100, shared=4096, spills=2, instructions={"HMMA": 4})
+    assert said(known, known, "HMMA") == []
+    assert said(Resources(108, 5120, 2), known) == []  # the margins
+    assert said(Resources(20, 0, 0), known) == []
+    (registers,) = said(Resources(109, 4096, 2), known)
+    assert "takes 109 registers, 100 are recorded" in registers
+    (shared,) = said(Resources(100, 5121, 2), known)
+    assert "takes 5121 bytes of shared memory" in shared
+    assert said(Resources(100, 4096, 3), known) == [
+        "it spills 3 times, 2 are recorded: a new spill"
+    ]
+    (other,) = said(known, known, "HGMMA")
+    assert other == "it does not use HGMMA: it has HMMA"
+    (none,) = said(Resources(100, 4096, 2), known, "HMMA")
+    assert none == "it does not use HMMA: it has no product instruction"
+    (new,) = said(known, None)
+    assert "is not in the file" in new
+
+
+def test_the_instruction_of_a_product_follows_from_target_and_rows() -> None:
+    wanted = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "mfma"}
+    for target, instruction in wanted.items():
+        assert gpu_resources.product_instruction(target, 64) == instruction
+        low = instruction if target == "gfx942" else "HMMA"
+        assert gpu_resources.product_instruction(target, 32) == low
