@@ -1,7 +1,7 @@
 """Runs the ways of a GPU in Triton's interpreter, with all memory between guard pages.
 
-    python -m tests.support.guarded_runs WAY first|last     # must end with exit code 0
-    python -m tests.support.guarded_runs overruns           # how each made overrun ends
+    python -m tests.support.guarded_runs WAY         # must end with exit code 0
+    python -m tests.support.guarded_runs overruns    # how each made overrun ends
 
 Each case is printed before it runs, so that the last line of a crash names it.
 """
@@ -163,17 +163,16 @@ def ends_by(case: Callable[[], None]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("way", choices=(*WAYS, "overruns"))
-    parser.add_argument("end", choices=get_args(End), nargs="?", default="last")
-    given = parser.parse_args()
+    way = parser.parse_args().way
     torch.set_num_threads(1)
     with standing_in():
-        if given.way == "overruns":
+        if way == "overruns":
             for name, case in (*HARMLESS, *OVERRUNS):
                 print(f"{name}: {ends_by(case)}", flush=True)
             return
-        for name, check in cases(given.way):
-            print(name, flush=True)
-            check(end=given.end)
+        for end, (name, check) in itertools.product(get_args(End), list(cases(way))):
+            print(f"{name}, {end} bytes", flush=True)
+            check(end=end)
     print("no overrun")
 
 

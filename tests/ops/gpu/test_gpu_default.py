@@ -1,4 +1,4 @@
-"""What a GPU does without a plan, and what decides about its kernels: flags, tiles, versions.
+"""What a GPU does without a plan, and what decides about its kernels: flags, seeds, versions.
 
 In Triton's interpreter, on CPU tensors.
 """
@@ -6,8 +6,7 @@ In Triton's interpreter, on CPU tensors.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
 from torchweld.numerics.numerical_rule import check_block
-from torchweld.ops.gpu import gpu_support, gpu_ways, kernel_tiles, tile_tuning, triton_launches
+from torchweld.ops.gpu import gpu_support, gpu_ways, kernel_tiles, triton_launches
 from torchweld.ops.gpu.gpu_launches import forget, launched
 from torchweld.ops.gpu.kernel_tiles import Tile
 
@@ -139,53 +138,3 @@ def test_other_versions_of_triton_are_told(
     problems = gpu_support.triton_problems()
     assert (problems == []) is works
     assert works or (version or "not installed") in problems[0]
-
-
-class TunedGpu:
-    """Tiles are timed by this table, not by a device."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.timed: list[Tile] = []
-        self.ran: list[Tile] = []
-        monkeypatch.setattr(tile_tuning, "may_time", lambda near: True)
-        monkeypatch.setattr(tile_tuning, "device_seconds", self.seconds)
-        monkeypatch.setattr(tile_tuning, "_file", lambda device: folder / "tiles.json")
-        tile_tuning._kept.cache_clear()
-
-    def seconds(self, run: Callable[[], None], near: Tensor) -> float:
-        run()
-        self.timed.append(self.ran.pop())
-        return abs(self.timed[-1].rows - 32) + 1e-6 * self.timed[-1].columns
-
-    def product(self, rows: int) -> None:
-        x = torch.empty(rows, 4, dtype=torch.bfloat16)
-        tile_tuning.run_best("linear", False, x, rows, (64, 4), self.ran.append)
-
-
-def test_a_new_product_is_timed_once_and_kept_on_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    gpu = TunedGpu(monkeypatch, tmp_path)
-    gpu.product(100)
-    assert tuple(gpu.timed) == kernel_tiles.candidates("linear", False, torch.bfloat16)
-    assert [tile.rows for tile in gpu.ran] == [32]
-    gpu.product(120)  # of the same class
-    assert len(gpu.timed) == 6
-    tile_tuning._kept.cache_clear()  # as a new process does
-    gpu.product(100)
-    assert len(gpu.timed) == 6
-    assert [tile.rows for tile in gpu.ran] == [32, 32, 32]
-    (tmp_path / "tiles.json").write_text("no tiles")
-    tile_tuning._kept.cache_clear()
-    gpu.product(100)
-    assert len(gpu.timed) == 12
-    tile_tuning._kept.cache_clear()
-
-
-def test_without_timing_the_shape_decides() -> None:
-    ran: list[Tile] = []
-    x = torch.empty(100, 4, dtype=torch.bfloat16)
-    tile_tuning.run_best("linear", False, x, 100, (), ran.append)
-    assert ran == [kernel_tiles.stated("linear", False, torch.bfloat16, 100)]
-    assert ran[0].rows == 128
-    assert kernel_tiles.stated("linear", False, torch.bfloat16, 1).rows == 16

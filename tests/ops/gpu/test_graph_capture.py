@@ -25,7 +25,7 @@ from torchweld.ops.gpu.kernel_tiles import Tile
 from torchweld.ops.gpu.tile_tuning import forcing
 
 GPU = Path(torchweld.__file__).parent / "ops" / "gpu"
-# Never runs while a graph is captured: `may_time` asks, and has its own tests.
+# Never runs while a graph is captured: `captures` asks; test_gpu_tuning.py has its tests.
 EXEMPT = {"tile_tuning.py": {"device_seconds"}}
 
 

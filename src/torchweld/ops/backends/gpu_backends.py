@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchweld.machine import kernel_build
 from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
@@ -106,7 +107,12 @@ class CudaBackend(GpuBackend):
     def _kernel_problems(self) -> list[str]:
         problems = gpu_support.extension_problems()
         if not problems and not gpu_support.has_cuda_kernels():
-            problems = ["torchweld was built without its CUDA kernels; build it where nvcc is"]
+            info = kernel_build.build_info()
+            why = f": {info.cuda.reason}" if info is not None and info.cuda.reason else ""
+            problems = [
+                f"torchweld was built without its CUDA kernels{why}; build it where torch has CUDA "
+                "and nvcc is found"
+            ]
         return problems
 
     def unsupported_reasons(
