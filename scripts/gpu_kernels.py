@@ -272,17 +272,24 @@ def measured(
 def check(
     cases: Sequence[KernelCase], targets: Sequence[str], file: Path, say: Callable[[str], None]
 ) -> list[str]:
-    """Compiles, and tells what is wrong; also of cases that are not compiled now."""
-    recorded = gpu_resources.read(file).kernels
-    found = list(gpu_resources.drift(list(all_cases()), list(TARGETS), recorded))
+    """Compiles, and tells what is wrong; of what is not compiled now, what the file says."""
+    recorded, every = gpu_resources.read(file).kernels, all_cases()
+    found = list(gpu_resources.drift(list(every), list(TARGETS), recorded))
+    for name, case in every.items():
+        for target, one in recorded.get(name, {}).items():
+            found += gpu_resources.unused_instruction(
+                f"{name} for {target}", one, _instruction(case, target)
+            )
     for case in cases:
         for target, one in measured([case], targets, say)[case.name].items():
-            rows = case.tile.rows
-            needed = gpu_resources.product_instruction(target, rows) if case.products else None
             known = recorded.get(case.name, {}).get(target)
             what = f"{case.name} for {target}"
-            found += gpu_resources.complaints(what, one, known, needed)
+            found += gpu_resources.complaints(what, one, known, _instruction(case, target))
     return list(dict.fromkeys(found))
+
+
+def _instruction(case: KernelCase, target: str) -> str | None:
+    return gpu_resources.product_instruction(target, case.tile.rows) if case.products else None
 
 
 def main() -> int:

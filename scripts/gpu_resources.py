@@ -91,13 +91,17 @@ def drift(cases: Sequence[str], targets: Sequence[str], recorded: Table) -> Iter
         )
 
 
+def unused_instruction(what: str, found: Resources, instruction: str | None) -> Iterator[str]:
+    if instruction is not None and not found.instructions.get(instruction):
+        used = ", ".join(found.instructions) or "no product instruction"
+        yield f"{what} does not use {instruction}: it has {used}"
+
+
 def complaints(
     what: str, found: Resources, recorded: Resources | None, instruction: str | None
 ) -> Iterator[str]:
     """What is wrong with one compiled kernel. `instruction`: what its products must use, if any."""
-    if instruction is not None and not found.instructions.get(instruction):
-        used = ", ".join(found.instructions) or "no product instruction"
-        yield f"{what} does not use {instruction}: it has {used}"
+    yield from unused_instruction(what, found, instruction)
     if recorded is None:
         yield f"{what} is not in the file; {RENEW}"
         return

@@ -1,13 +1,14 @@
 """What must not be on the path of a call on a GPU, found in the source.
 
 A CUDA graph is captured without running anything. So a call may not wait for the device, may not
-read a tensor's values into Python, and may get memory from torch alone. In: the source of a module.
-Out: a line for each offence.
+read a tensor's values, and may get memory from torch alone. In: the source of a module, or of a C++
+or CUDA file. Out: a line for each offence.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 # Methods that wait for the device, or whose result's size depends on values.
@@ -38,6 +39,19 @@ MAKERS = frozenset(
         *("mm", "addmm", "sum", "contiguous", "view", "reshape", "t", "to", "clone"),
     }
 )
+
+# Of CUDA's runtime, what waits or gets memory; of torch's C++, what reads values.
+_IN_CPP = re.compile(
+    r"cuda\w*Synchronize|cuda(Malloc|Free|HostAlloc|HostRegister|Memcpy(?!\w*Async)|Memset(?!Async))"
+    r"\w*|cudaEventQuery|cudaStreamQuery|\.item<|\.item\(|\.cpu\(\)|\bat::k?CPU\b|is_nonzero|"
+    r"\bnonzero\(|masked_select|unique_dim|to_vector|\bequal\(|\bprintf\(|thrust::"
+)
+
+
+def offences_in_cpp(source: str) -> list[str]:
+    """The same for C++ and CUDA, by words; comments do not count."""
+    code = re.sub(r"//[^\n]*", "", source)
+    return [line.strip() for line in code.splitlines() if _IN_CPP.search(line)]
 
 
 def offences(source: str) -> list[str]:

@@ -5,12 +5,14 @@ In Triton's interpreter, on CPU tensors.
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import triton
 from tests.support.helpers import all_within, random_tensors
 from torch import Tensor
 
@@ -108,28 +110,43 @@ def test_dropout_masks_follow_the_seed_and_not_the_tiles(monkeypatch: pytest.Mon
     assert not kept(first, 40)[:, 37:].any()
 
 
-def test_tf32_is_used_if_torch_says_so_and_not_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["epilogue", "narrow"])
+def test_tf32_is_used_if_torch_says_so_and_not_otherwise(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Forward and backward."""
     asked: list[str] = []
     launch = triton_launches.launch
 
     def noted(*given: Any, **by: Any) -> None:
-        asked.append(by["PRECISION"])
+        if "PRECISION" in by:
+            asked.append(by["PRECISION"])
         launch(*given, **by)
 
     monkeypatch.setattr(triton_launches, "launch", noted)
-    x, *tensors = (t.detach() for t in leaves())
+    given = leaves()
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         for precision in ("ieee", "tf32"):
             torch.backends.cuda.matmul.fp32_precision = precision
-            torch.ops.torchweld.chain_way(x, tensors, SPEC, "narrow")
+            y = torch.ops.torchweld.chain_way(given[0], given[1:], SPEC, way)
+            torch.autograd.grad(y.sum(), given)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert asked == ["ieee", "tf32"]
+    products = 3 if way == "epilogue" else 2  # the backward has one, between the two layers
+    assert asked == ["ieee"] * products + ["tf32"] * products
 
 
 @pytest.mark.parametrize(
-    ("version", "works"), [("3.7.1", True), ("3.9.0", True), ("3.8.0", False), (None, False)]
+    ("version", "works"),
+    [
+        ("3.7.1", True),
+        ("3.9.0", True),
+        ("3.7.1+rocm7.1", True),
+        ("3.8.0", False),
+        ("3.70.0", False),
+        (None, False),
+    ],
 )
 def test_other_versions_of_triton_are_told(
     monkeypatch: pytest.MonkeyPatch, version: str | None, works: bool
@@ -138,3 +155,22 @@ def test_other_versions_of_triton_are_told(
     problems = gpu_support.triton_problems()
     assert (problems == []) is works
     assert works or (version or "not installed") in problems[0]
+
+
+def test_rocms_triton_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"pytorch-triton-rocm": "3.7.1"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    gpu_support.triton_version.cache_clear()
+    try:
+        assert gpu_support.triton_version() == "3.7.1"
+        there.clear()
+        gpu_support.triton_version.cache_clear()
+        assert gpu_support.triton_version() == triton.__version__
+    finally:
+        gpu_support.triton_version.cache_clear()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.capture_lint import functions_with_offences, offences
+from tests.support.capture_lint import functions_with_offences, offences, offences_in_cpp
 from tests.support.helpers import CHAINS, random_tensors
 from tests.support.inside_ops import InsideOps
 from torch import Tensor
@@ -24,6 +24,13 @@ from torchweld.ops.gpu.gpu_ways import WAYS
 from torchweld.ops.gpu.kernel_tiles import Tile
 from torchweld.ops.gpu.tile_tuning import forcing
 
+CSRC = Path(__file__).parents[3] / "csrc"
+# The stand-in for CUDA on the host, and the program that tests the kernels there, run on no GPU.
+CUDA_SOURCES = [
+    *(path for path in sorted((CSRC / "cuda").iterdir())
+      if path.name not in ("cuda_on_host.h", "cuda_selftest.cpp")),
+    *sorted((CSRC / "torch_glue").glob("cuda_*")),
+]  # fmt: skip
 GPU = Path(torchweld.__file__).parent / "ops" / "gpu"
 # Never runs while a graph is captured: `captures` asks; test_gpu_tuning.py has its tests.
 EXEMPT = {"tile_tuning.py": {"device_seconds"}}
@@ -101,6 +108,34 @@ def test_made_offences_are_found(line: str) -> None:
 )
 def test_what_is_allowed_is_no_offence(line: str) -> None:
     assert offences(f"def f(x: Tensor, mask: Tensor | None, n: int) -> None:\n    {line}\n") == []
+
+
+@pytest.mark.parametrize("source", CUDA_SOURCES, ids=lambda path: str(path.name))
+def test_no_cuda_source_waits_or_allocates(source: Path) -> None:
+    assert offences_in_cpp(source.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("cudaDeviceSynchronize();", True),
+        ("cudaStreamSynchronize(stream);", True),
+        ("cudaMalloc(&p, 4);", True),
+        ("cudaMallocAsync(&p, 4, stream);", True),
+        ("cudaMemcpy(a, b, 4, cudaMemcpyDeviceToHost);", True),
+        ("x.item<float>()", True),
+        ("x.cpu()", True),
+        ("x.to(at::kCPU)", True),
+        ('printf("here");', True),
+        ("cudaGetLastError();", False),
+        ("cudaFuncSetAttribute(kernel, attribute, 4);", False),
+        ("cudaMemsetAsync(p, 0, 4, stream);", False),
+        ("// cudaMalloc is not called", False),
+        ("at::empty({M, N}, x.options())", False),
+    ],
+)
+def test_made_offences_in_cuda_sources_are_found(line: str, wrong: bool) -> None:
+    assert bool(offences_in_cpp(line)) is wrong
 
 
 # Ops that wait for the device, or that make as many values as others say.

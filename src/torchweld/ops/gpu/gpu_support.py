@@ -5,6 +5,7 @@ Everything is said, nothing is guessed: a version of Triton that was not tested 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -15,19 +16,23 @@ from torchweld.machine import kernel_build
 
 # The Triton that torch 2.13 pins, and the newest. Kernels are compiled and interpreted with both.
 TESTED_TRITON = ("3.7", "3.9")
+# The names that it is installed by; ROCm's builds of torch bring the later ones.
+_TRITON_PACKAGES = ("triton", "triton-rocm", "pytorch-triton-rocm")
 # bfloat16 products and asynchronous copies need it (NVIDIA's compute capability).
 LEAST_CAPABILITY = (8, 0)
 
 
 @functools.cache
 def triton_version() -> str | None:
-    """None if it is not installed."""
+    """None if it is not installed. Not imported for this: that takes a second."""
     if importlib.util.find_spec("triton") is None:
         return None
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:  # an AMD build has another name
-        return None
+    for name in _TRITON_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    import triton
+
+    return str(triton.__version__)
 
 
 def triton_problems() -> list[str]:
@@ -35,7 +40,7 @@ def triton_problems() -> list[str]:
     version = triton_version()
     if version is None:
         return ["Triton is not installed; pip install triton"]
-    if version.startswith(TESTED_TRITON):
+    if ".".join(version.split(".")[:2]) in TESTED_TRITON:
         return []
     return [f"Triton {version} was not tested with these kernels; use {' or '.join(TESTED_TRITON)}"]
 
