@@ -116,7 +116,9 @@ test-triton: setup $(TRITON_FOLDER)/.installed
 # linked and imported, and what computes on the CPU runs there too. No GPU is needed, but nvcc is.
 # Three equal signs: with two, pip takes the CPU build if it finds one.
 CUDA_VENV := .venv-cuda$(if $(filter $(DEFAULT_TORCH),$(TORCH)),,$(TORCH))
-CUDA_TESTS := tests/ops tests/core tests/numerics tests/machine tests/project/test_cuda_build.py
+# Not tests/ops/cuda, which builds the same kernels for the host: their ops would be there twice.
+CUDA_TESTS := tests/ops tests/core tests/numerics tests/machine tests/project/test_cuda_build.py \
+  --ignore tests/ops/cuda
 $(CUDA_VENV)/.torch:
 	$(QUIETLY) "making $(CUDA_VENV)" $(PYTHON) -m venv $(CUDA_VENV)
 	$(QUIETLY) "installing torch $(TORCH) with CUDA" \

@@ -65,6 +65,7 @@ def standing_in() -> Iterator[None]:
     quiet = numpy.errstate(all="ignore")
     with pytest.MonkeyPatch.context() as patch, right_bf16(), quiet:
         patch.setattr(gpu_support, "device_problems", lambda: ())
+        patch.setattr(gpu_support, "has_cuda_kernels", lambda: False)  # they take no CPU tensors
         for backend in gpu_backends.BACKENDS:
             able = replace(backend.abilities, devices=("cuda", "cpu"))
             patch.setattr(backend, "abilities", able)

@@ -191,7 +191,7 @@ def test_a_plan_has_the_reasons_of_those_that_cannot_serve(
     found = trials_of(tw.plan(wide, torch.randn(2, 7), force=True))
     assert found["cuda"].verdict == found["triton-narrow"].verdict == "cannot serve"
     assert found["triton-narrow"].reason == "a layer is 300 wide; it takes up to 256"
-    assert found["cuda"].reason.startswith("torchweld was built without its CUDA kernels: ")
+    assert found["cuda"].reason.startswith("torchweld was built without its CUDA kernels")
     assert found["triton"].verified
 
 
@@ -209,7 +209,7 @@ def test_a_measured_plan_times_every_way(monkeypatch: pytest.MonkeyPatch) -> Non
     found = trials_of(tw.plan(model, x, budget_s=4.0, remember=False))
     for name in FORWARD:
         assert found[name].verified
-        assert found[name].verdict in ("slower", "not faster", "no difference", "not measured")
+        assert found[name].verdict in ("slower", "same", "behind", "not measured")
     assert found["cuda"].verdict == "cannot serve"
 
 
@@ -224,7 +224,7 @@ def test_info_lists_them_and_why_not(
     here = listed()
     assert [here[name] for name in FORWARD] == [[], [], []]
     (reason,) = here["cuda"]
-    assert reason.startswith("torchweld was built without its CUDA kernels: ")
+    assert reason.startswith("torchweld was built without its CUDA kernels")
     assert reason.endswith("; build it where torch has CUDA and nvcc is found")
     monkeypatch.setattr(gpu_support, "device_problems", lambda: ("torch finds no GPU",))
     monkeypatch.setattr(gpu_support, "triton_version", lambda: None)

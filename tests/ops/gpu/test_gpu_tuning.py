@@ -17,7 +17,15 @@ from tests.support.helpers import random_tensors
 from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
-from torchweld.ops.gpu import gpu_launches, gpu_ways, kernel_tiles, tile_tuning, triton_launches
+from torchweld.ops.backends import Form, gpu_backends
+from torchweld.ops.gpu import (
+    gpu_launches,
+    gpu_support,
+    gpu_ways,
+    kernel_tiles,
+    tile_tuning,
+    triton_launches,
+)
 from torchweld.ops.gpu.kernel_tiles import POINTWISE, Tile
 
 HALF = torch.bfloat16
@@ -159,6 +167,45 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(gpu: TunedGpu) -> N
     assert ran_on == [SECOND, FIRST]
     assert gpu.current == FIRST
     assert gpu_launches.launched() == ["one", "one"]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Compute capabilities of the GPUs of a machine; the second one is the current."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(gpu_support, "absence", lambda: "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: found[index])
+    for asked in (gpu_support.device_problems, gpu_support.age_problem):
+        asked.cache_clear()
+    yield found
+    for asked in (gpu_support.device_problems, gpu_support.age_problem):
+        asked.cache_clear()
+
+
+def test_an_old_gpu_beside_a_new_one_is_refused_alone(gpus: list[tuple[int, int]]) -> None:
+    gpus += [(7, 5), (9, 0)]
+    assert gpu_support.device_problems() == ()
+    old = "cuda:0 has compute capability 7.5; these kernels need 8.0"
+    assert gpu_support.device_reasons(FIRST) == [old]
+    assert gpu_support.device_reasons(SECOND) == []
+    assert gpu_support.device_reasons(torch.device("cuda")) == []  # the current one
+    assert gpu_support.device_reasons(torch.device("cpu")) == []
+    block = Form(kind="chain", forms=parse_spec("gelu"), sizes=((5, 3),))
+    for backend in gpu_backends.BACKENDS:
+        for device, refused in ((FIRST, True), (SECOND, False)):
+            reasons = backend.unsupported_reasons(block, [(2, 5)], torch.float32, device)
+            assert (old in reasons) is refused
+
+
+def test_only_old_gpus_are_none(gpus: list[tuple[int, int]]) -> None:
+    gpus += [(7, 5), (7, 0)]
+    assert gpu_support.device_problems() == (
+        "cuda:0 has compute capability 7.5; these kernels need 8.0",
+        "cuda:1 has compute capability 7.0; these kernels need 8.0",
+    )
 
 
 class Clock:

@@ -83,6 +83,8 @@ class GpuBackend:
     ) -> list[str]:
         mode_of(self, mode)
         reasons = plain_reasons(self, block, dtype, device)
+        if not gpu_support.device_problems():  # else the reasons have them
+            reasons += gpu_support.device_reasons(device)
         if block.kind != "chain":
             reasons.append("it runs chains; torch's products serve groups")
         if self._narrow:

@@ -85,10 +85,25 @@ def device_problems() -> tuple[str, ...]:
     """Why no GPU can be used; empty if one can."""
     if why := absence():
         return (why,)
-    if torch.version.hip is None:
-        least = min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
-        if least < LEAST_CAPABILITY:
-            needed = ".".join(map(str, LEAST_CAPABILITY))
-            found = ".".join(map(str, least))
-            return (f"a GPU has compute capability {found}; these kernels need {needed}",)
-    return ()
+    each = [age_problem(i) for i in range(torch.cuda.device_count())]
+    return () if None in each else tuple(why for why in each if why is not None)
+
+
+def device_reasons(device: torch.device) -> list[str]:
+    """Why this GPU cannot be used, where another one can."""
+    if device.type != "cuda" or absence():
+        return []
+    why = age_problem(torch.cuda.current_device() if device.index is None else device.index)
+    return [] if why is None else [why]
+
+
+@functools.cache
+def age_problem(index: int) -> str | None:
+    """Why this GPU is too old. ROCm's have other numbers; Triton knows them."""
+    if torch.version.hip is not None:
+        return None
+    found = torch.cuda.get_device_capability(index)
+    if found >= LEAST_CAPABILITY:
+        return None
+    has, needed = (".".join(map(str, pair)) for pair in (found, LEAST_CAPABILITY))
+    return f"cuda:{index} has compute capability {has}; these kernels need {needed}"
