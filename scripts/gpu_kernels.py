@@ -272,24 +272,31 @@ def measured(
 def check(
     cases: Sequence[KernelCase], targets: Sequence[str], file: Path, say: Callable[[str], None]
 ) -> list[str]:
-    """Compiles, and tells what is wrong; of what is not compiled now, what the file says."""
-    recorded, every = gpu_resources.read(file).kernels, all_cases()
-    found = list(gpu_resources.drift(list(every), list(TARGETS), recorded))
-    for name, case in every.items():
-        for target, one in recorded.get(name, {}).items():
-            found += gpu_resources.unused_instruction(
-                f"{name} for {target}", one, _instruction(case, target)
-            )
+    """Compiles, and tells what is wrong; of what is not compiled now, what the file says.
+
+    Without a file for this Triton, only that it compiles, and with which product instructions.
+    """
+    every, found = all_cases(), list[str]()
+    recorded = gpu_resources.read(file).kernels if file.exists() else None
+    if recorded is None:
+        say(f"Triton {triton.__version__} has no file: what kernels take is not compared")
+    else:
+        found += gpu_resources.drift(list(every), list(TARGETS), recorded)
+        for name, rows in recorded.items():
+            for target, one in rows.items() if name in every else ():
+                found += _unused(every[name], target, one)
     for case in cases:
         for target, one in measured([case], targets, say)[case.name].items():
-            known = recorded.get(case.name, {}).get(target)
-            what = f"{case.name} for {target}"
-            found += gpu_resources.complaints(what, one, known, _instruction(case, target))
+            found += _unused(case, target, one)
+            if recorded is not None:
+                known = recorded.get(case.name, {}).get(target)
+                found += gpu_resources.complaints(f"{case.name} for {target}", one, known)
     return list(dict.fromkeys(found))
 
 
-def _instruction(case: KernelCase, target: str) -> str | None:
-    return gpu_resources.product_instruction(target, case.tile.rows) if case.products else None
+def _unused(case: KernelCase, target: str, found: Resources) -> Iterator[str]:
+    needed = gpu_resources.product_instruction(target, case.tile.rows) if case.products else None
+    yield from gpu_resources.unused_instruction(f"{case.name} for {target}", found, needed)
 
 
 def main() -> int:

@@ -43,7 +43,7 @@ class Recorded:
 
 
 def file_for(version: str) -> Path:
-    """By Triton's minor version: another one allots otherwise."""
+    """By Triton's minor version: another one allots otherwise. May not exist."""
     minor = ".".join(version.split(".")[:2])
     return FOLDER / f"triton_resources{'' if minor == PINNED else f'_{minor}'}.json"
 
@@ -92,16 +92,14 @@ def drift(cases: Sequence[str], targets: Sequence[str], recorded: Table) -> Iter
 
 
 def unused_instruction(what: str, found: Resources, instruction: str | None) -> Iterator[str]:
+    """`instruction`: what its products must use, if it has any."""
     if instruction is not None and not found.instructions.get(instruction):
         used = ", ".join(found.instructions) or "no product instruction"
         yield f"{what} does not use {instruction}: it has {used}"
 
 
-def complaints(
-    what: str, found: Resources, recorded: Resources | None, instruction: str | None
-) -> Iterator[str]:
-    """What is wrong with one compiled kernel. `instruction`: what its products must use, if any."""
-    yield from unused_instruction(what, found, instruction)
+def complaints(what: str, found: Resources, recorded: Resources | None) -> Iterator[str]:
+    """What is wrong with what one compiled kernel takes."""
     if recorded is None:
         yield f"{what} is not in the file; {RENEW}"
         return
