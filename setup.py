@@ -76,7 +76,7 @@ CUDA_TORCH_SOURCES = ["torch_glue/cuda_ops.cpp"]
 # A100, H100, B200; PTX of the newest is what later GPUs compile from. The kernels need 8.0.
 CUDA_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 LEAST_ARCHITECTURE = 80
-NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
+NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
 
 COMMON_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # Kernels never read errno or floating-point traps; without these two flags GCC keeps scalar paths.
