@@ -201,6 +201,22 @@ inline void run_block(std::vector<Lane>& lanes, const std::function<void()>& bod
 
 #endif
 
+// TORCHWELD_HOST_WITHOUT=narrow_forward.cuh:37 takes out the barrier of this line: tests ask
+// whether anything fails then.
+inline bool is_taken_out(const char* file, int line) {
+  static const std::string without = [] {
+    const char* given = std::getenv("TORCHWELD_HOST_WITHOUT");
+    return given ? std::string(given) : std::string();
+  }();
+  if (without.empty()) return false;
+  const std::string name = std::string(file) + ":" + std::to_string(line);
+  return name.size() >= without.size() &&
+         name.compare(name.size() - without.size(), without.size(), without) == 0;
+}
+inline void barrier(const char* file, int line) {
+  if (!is_taken_out(file, line)) sync_block();
+}
+
 template <class Body>
 void run(dim3 grid, dim3 block, size_t shared, Body body) {
   static std::mutex one_at_a_time;
@@ -292,4 +308,4 @@ void load_warp(Slot* lanes) {
 #define threadIdx (cuda_on_host::me->thread)
 #define blockIdx (cuda_on_host::me->block)
 #define gridDim (cuda_on_host::grid_dim)
-inline void __syncthreads() { cuda_on_host::sync_block(); }
+#define __syncthreads() cuda_on_host::barrier(__FILE__, __LINE__)

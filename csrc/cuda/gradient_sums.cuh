@@ -1,5 +1,6 @@
 // Adds up the partial sums that blocks left, in one order, and stores them as gradients.
 #pragma once
+#include "cuda_kernels.h"
 #include "device_numbers.cuh"
 
 namespace {

@@ -204,6 +204,10 @@ class CudaProducts {
   Made layer_gradients(size_t i, const Tensor& d, TensorList saved, bool output, const bool* needed,
                        std::vector<Tensor>& grads) const {
     const LayerSpec& s = spec_[i];
+    if (plain(i)) {
+      if (needs_bias(i, needed)) grads[1 + weight_index(i, 0) + 1] = d.sum(0);
+      return {{d}, output ? saved[0] : Tensor()};
+    }
     std::vector<Tensor> biases;
     if (needs_bias(i, needed))
       for (int w = 0; w < s.weights(); ++w) {
@@ -211,10 +215,6 @@ class CudaProducts {
         biases.push_back(at::empty(params_[at].sizes(), params_[at].options()));
         if (needed[1 + at]) grads[1 + at] = biases.back();
       }
-    if (plain(i)) {
-      if (!biases.empty()) at::sum_out(biases[0], d, 0);
-      return {{d}, output ? saved[0] : Tensor()};
-    }
     const int64_t M = d.size(0), N = features(i);
     Made made;
     const int64_t rows = s.gated() && s.gate != Gate::separate ? 2 * N : N;

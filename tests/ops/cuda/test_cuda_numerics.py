@@ -138,7 +138,8 @@ def test_what_does_not_fit_takes_torchs_products(monkeypatch: pytest.MonkeyPatch
     forms = parse_spec("gelu/b;identity")
     assert judged(forms, torch.randn(5, 256), random_tensors((256, 256, 256), forms)) == POINTWISE
     many = parse_spec(";".join(["gelu"] * 13))
-    assert judged(many, torch.randn(3, 4), random_tensors((4,) * 14, many)) == POINTWISE
+    names = judged(many, torch.randn(3, 4), random_tensors((4,) * 14, many))
+    assert names == POINTWISE - {"torchweld_cuda_gradient_sums"}  # there are no biases
 
 
 @pytest.mark.parametrize("width", [9, 260])
