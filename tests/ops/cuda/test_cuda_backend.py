@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.support.cuda_on_host import forget, launched
@@ -9,6 +11,8 @@ from tests.support.helpers import random_tensors
 
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import UnsupportedError
+from torchweld.machine import kernel_build
+from torchweld.machine.kernel_build import BuildInfo, CudaBuild
 from torchweld.ops.backends import Form, backend_named, select
 from torchweld.ops.gpu import gpu_support
 
@@ -43,8 +47,13 @@ def test_its_reasons(cuda_on_host: None) -> None:
 def test_without_its_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_support, "device_problems", lambda: ())
     monkeypatch.setattr(gpu_support, "has_cuda_kernels", lambda: False)
+    info = BuildInfo(torch="9.9.9", isas=(), compiler="g++ 12", source_hash="0")
+    info = replace(info, cuda=CudaBuild(reason="nvcc was not found"))
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: None)
+    monkeypatch.setattr(kernel_build, "build_info", lambda: info)
     assert backend_named("cuda").unavailable() == [
-        "torchweld was built without its CUDA kernels; build it where nvcc is"
+        "torchweld was built without its CUDA kernels: nvcc was not found; build it where torch has "
+        "CUDA and nvcc is found"
     ]
 
 
