@@ -52,8 +52,8 @@ def test_without_its_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(kernel_build, "build_problem", lambda: None)
     monkeypatch.setattr(kernel_build, "build_info", lambda: info)
     assert backend_named("cuda").unavailable() == [
-        "torchweld was built without its CUDA kernels: nvcc was not found; build it where torch has "
-        "CUDA and nvcc is found"
+        "torchweld was built without its CUDA kernels: nvcc was not found; build it where torch "
+        "has CUDA and nvcc is found"
     ]
 
 
