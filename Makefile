@@ -22,10 +22,10 @@ PACKAGE_SOURCES := $(shell find src -name '*.py' -o -name '*.pyi')
 endif
 
 BIN := $(VENV)/bin
-CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo docs test gpu-test test-all test-isas test-clang cross-tools browser coverage web lint format bench-peers bench-training \
+.PHONY: setup demo docs test gpu-test test-all test-isas test-clang test-triton test-cuda cross-tools browser coverage web lint format bench-peers bench-training \
   bench-models model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
@@ -74,9 +74,9 @@ gpu-test: setup
 	@$(BIN)/python -m tests.support.gpu_device
 	@TORCHWELD_TEST_DEVICE=cuda $(BIN)/python -m pytest -q tests/ops/gpu
 
-# What takes longer than the everyday suite should, and the suite on every other instruction set and
-# with the other compiler.
-test-all: test cross-tools test-clang
+# What takes longer than the everyday suite should, and the suite on every other instruction set, with
+# the other compiler, with the newest Triton, and with torch's CUDA build.
+test-all: test cross-tools test-clang test-triton test-cuda
 	$(PYTEST) -m slow
 	$(MAKE) test-isas
 
@@ -106,6 +106,37 @@ test-clang: setup cross-tools
 	CXX=clang++ $(BIN)/python setup.py -q build --build-base $(CLANG_BUILD) --build-lib $(CLANG_BUILD)/lib
 	grep -q clang $(CLANG_BUILD)/lib/torchweld/_build_info.json
 	PYTHONPATH=$(CLANG_BUILD)/lib $(BIN)/python -m pytest -q $(NUMERICAL_TESTS)
+
+# The newest Triton instead of the one that torch pins: kernels in its interpreter, and compiled.
+NEW_TRITON := 3.9.0
+TRITON_FOLDER := build/triton-$(NEW_TRITON)
+$(TRITON_FOLDER)/.installed:
+	$(QUIETLY) "installing triton $(NEW_TRITON)" $(BIN)/python -m pip install \
+	  --no-deps --upgrade --target $(TRITON_FOLDER) "triton==$(NEW_TRITON)"
+	@touch $@
+test-triton: setup $(TRITON_FOLDER)/.installed
+	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -c "import triton; assert triton.__version__ == '$(NEW_TRITON)'"
+	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest -q -m "slow or not slow" tests/ops/gpu
+
+# torch's CUDA build in an environment of its own, 4.7 GB: the package with its CUDA kernels is built,
+# linked and imported, and what computes on the CPU runs there too. No GPU is needed, but nvcc is.
+# Three equal signs: with two, pip takes the CPU build if it finds one.
+CUDA_VENV := .venv-cuda$(if $(filter $(DEFAULT_TORCH),$(TORCH)),,$(TORCH))
+# Not tests/ops/cuda, which builds the same kernels for the host: their ops would be there twice.
+CUDA_TESTS := tests/ops tests/core tests/numerics tests/machine tests/project/test_cuda_build.py \
+  --ignore tests/ops/cuda
+$(CUDA_VENV)/.torch:
+	$(QUIETLY) "making $(CUDA_VENV)" $(PYTHON) -m venv $(CUDA_VENV)
+	$(QUIETLY) "installing torch $(TORCH) with CUDA" \
+	  $(CUDA_VENV)/bin/python -m pip install "torch===$(TORCH)" "setuptools>=77" numpy
+	@touch $@
+$(CUDA_VENV)/.built: $(BUILD_INPUTS) $(shell find src -name '*.py' -o -name '*.pyi') $(CUDA_VENV)/.torch
+	$(QUIETLY) "building with CUDA kernels" env TORCHWELD_CUDA=1 \
+	  $(CUDA_VENV)/bin/python -m pip install --no-build-isolation . "torch===$(TORCH)" \
+	  "pytest>=8" "pytest-xdist>=3.6" hypothesis mpmath
+	@touch $@
+test-cuda: $(CUDA_VENV)/.built
+	$(CUDA_VENV)/bin/python -m pytest -q -n 2 --dist loadfile $(CUDA_TESTS)
 
 # NEON kernels are compiled for aarch64 and run under emulation; clang++ is the other compiler.
 cross-tools:

@@ -8,10 +8,15 @@ The kernels know nothing of torch and are compiled once per instruction set. Obj
 `build/` by torch version and compiler; one is compiled again only when its command or a file it
 read changed.
 
+The CUDA kernels are built in if torch has CUDA and nvcc is found. Without them, or if nvcc fails,
+the rest is installed, and the record has the reason.
+
 Environment: `CXX` names the compiler, `CXXFLAGS` and `LDFLAGS` are appended, `TORCHWELD_NO_EXT=1`
-leaves the compiled part out. `TORCHWELD_WIDE_AVX2=1` adds `avx2wide`, kernels that compute in
-AVX-512's 64-byte vectors with AVX2's instructions: slow, never chosen unless TORCHWELD_ISA names
-it, and a way to test that width on machines without AVX-512.
+leaves the compiled part out. `TORCHWELD_CUDA=0` leaves the CUDA kernels out, `TORCHWELD_CUDA=1`
+fails the install if they cannot be built; `CUDA_HOME` names the toolkit, and
+`TORCH_CUDA_ARCH_LIST` the architectures. `TORCHWELD_WIDE_AVX2=1` adds `avx2wide`, kernels that
+compute in AVX-512's 64-byte vectors with AVX2's instructions: slow, never chosen unless
+TORCHWELD_ISA names it, and a way to test that width on machines without AVX-512.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,7 +33,7 @@ import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build import build
@@ -62,6 +68,15 @@ TORCH_SOURCES = [
     "torch_glue/training_ops.cpp",
     "python_glue/extension_module.cpp",
 ]
+
+# The way `cuda` of a GPU: kernels by nvcc, the rest by the C++ compiler.
+CUDA_KERNEL_SOURCES = ["cuda/cuda_kernels.cu"]
+CUDA_PLAIN_SOURCES = ["cuda/launch_log.cpp"]
+CUDA_TORCH_SOURCES = ["torch_glue/cuda_ops.cpp"]
+# A100, H100, B200; PTX of the newest is what later GPUs compile from. The kernels need 8.0.
+CUDA_ARCHITECTURES = "8.0;9.0;10.0+PTX"
+LEAST_ARCHITECTURE = 80
+NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
 
 COMMON_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # Kernels never read errno or floating-point traps; without these two flags GCC keeps scalar paths.
@@ -115,7 +130,7 @@ def source_hash() -> str:
     """One short hash of everything the compiled part is made of, flags included."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in [*sorted(CSRC.rglob("*")), PACKAGE / "schemas.inc"]:
-        if path.suffix in {".h", ".cpp", ".inc"} and path.is_file():
+        if path.suffix in {".h", ".cpp", ".inc", ".cu", ".cuh"} and path.is_file():
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -156,8 +171,109 @@ def compile_object(command: list[str], source: Path, target: Path, what: str) ->
     record.write_text(shlex.join(command))
 
 
-def build_extension(torch: Any, compiler: list[str], objects_dir: Path, module: Path) -> None:
-    """Compile every object that is out of date, two or more at a time, and link `module`."""
+class NoCudaError(Exception):
+    """Why there are no CUDA kernels in this build, in one sentence."""
+
+
+class CudaBuild(NamedTuple):
+    architectures: list[str]
+    compiler: str
+    objects: list[Path]
+    libraries: list[str]
+
+
+def cuda_architectures(asked: str) -> list[str]:
+    """nvcc's names of what a TORCH_CUDA_ARCH_LIST asks for, as sm_90 or compute_90 for PTX.
+
+    Architectures that the kernels do not run on are left out.
+    """
+    found: list[str] = []
+    for one in re.split(r"[\s;,]+", asked.strip()):
+        read = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", one)
+        if read is None:
+            raise NoCudaError(
+                f"TORCH_CUDA_ARCH_LIST has {one!r}; expected versions, as in {CUDA_ARCHITECTURES!r}"
+            )
+        major, minor, variant, ptx = read.groups()
+        if int(major + minor) >= LEAST_ARCHITECTURE:
+            found += [f"sm_{major}{minor}{variant}"]
+            found += [f"compute_{major}{minor}{variant}"] * bool(ptx)
+    if not found:
+        raise NoCudaError(f"TORCH_CUDA_ARCH_LIST={asked!r} names none from 8.0 on, which they need")
+    return found
+
+
+def architecture_flags(names: list[str]) -> list[str]:
+    return [f"-gencode=arch=compute_{name.partition('_')[2]},code={name}" for name in names]
+
+
+def find_nvcc() -> list[str]:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if home := os.environ.get(name):
+            if shutil.which(f"{home}/bin/nvcc") is None:
+                raise NoCudaError(f"{name}={home!r} has no bin/nvcc")
+            return [f"{home}/bin/nvcc"]
+    if shutil.which("nvcc") is None:
+        raise NoCudaError("nvcc was not found (CUDA_HOME, or nvcc on PATH)")
+    return ["nvcc"]
+
+
+def cuda_toolkit(nvcc: list[str], torch_cuda: str) -> tuple[Path, str]:
+    """The toolkit's folder, by nvcc's own word, and its version, which must be torch's CUDA."""
+    said = subprocess.run([*nvcc, "--version"], capture_output=True, text=True, check=False)
+    release = re.search(r"release (\d+)\.(\d+)", said.stdout)
+    if release is None:
+        raise NoCudaError(f"`{shlex.join(nvcc)} --version` names no release")
+    version = ".".join(release.groups())
+    if release[1] != torch_cuda.partition(".")[0]:
+        raise NoCudaError(f"nvcc is of CUDA {version}, but torch was built for CUDA {torch_cuda}")
+    dry = [*nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]
+    told = subprocess.run(dry, capture_output=True, text=True, check=False)
+    top = re.search(r"^#\$ TOP=(.+)$", told.stderr + told.stdout, re.MULTILINE)
+    home = Path(top[1]) if top else Path(str(shutil.which(nvcc[0]))).resolve().parents[1]
+    return home.resolve(), f"nvcc {version}"
+
+
+def cuda_build(torch: Any, base: list[str], torch_flags: list[str], folder: Path) -> CudaBuild:
+    """Compiles the CUDA kernels; NoCudaError if there can be none."""
+    asked = os.environ.get("TORCHWELD_CUDA")
+    if asked == "0":
+        raise NoCudaError("TORCHWELD_CUDA=0 was set when it was installed")
+    if torch.version.cuda is None:
+        raise NoCudaError(f"torch {torch.__version__} is built without CUDA")
+    if not (CSRC / CUDA_KERNEL_SOURCES[0]).exists():
+        raise NoCudaError("their source is not in csrc/cuda")
+    nvcc = find_nvcc()
+    home, version = cuda_toolkit(nvcc, torch.version.cuda)
+    names = cuda_architectures(os.environ.get("TORCH_CUDA_ARCH_LIST") or CUDA_ARCHITECTURES)
+    includes = ["-isystem", str(home / "include")]
+    device = [*nvcc, *NVCC_FLAGS, f"-I{CSRC}", f"-I{PACKAGE}", *architecture_flags(names)]
+    plain = [*base, *KERNEL_FLAGS]
+    objects = []
+    for sources, command in (
+        (CUDA_KERNEL_SOURCES, device),
+        (CUDA_PLAIN_SOURCES, plain),
+        (CUDA_TORCH_SOURCES, [*base, *torch_flags, *includes]),
+    ):
+        for name in sources:
+            objects.append(folder / f"{Path(name).stem}.o")
+            try:
+                compile_object(command, CSRC / name, objects[-1], name)
+            except CompileError as error:
+                print(error, file=sys.stderr, flush=True)
+                raise NoCudaError(f"{name} does not compile with {version}") from error
+    folders = [home / "lib64", *sorted(home.glob("targets/*-linux/lib"))]
+    libraries = [f"-L{one}" for one in folders if one.is_dir()]
+    return CudaBuild(names, version, objects, [*libraries, "-lcudart", "-lc10_cuda"])
+
+
+def build_extension(
+    torch: Any, compiler: list[str], objects_dir: Path, module: Path
+) -> dict[str, Any]:
+    """Compile every object that is out of date, two or more at a time, and link `module`.
+
+    Returns what is recorded about the CUDA kernels.
+    """
     extra = shlex.split(os.environ.get("CXXFLAGS", ""))
     base = [*compiler, *COMMON_FLAGS, f"-I{CSRC}", f"-I{PACKAGE}"]
     isas = isa_flags(platform.machine())
@@ -199,13 +315,34 @@ def build_extension(torch: Any, compiler: list[str], objects_dir: Path, module: 
     module.parent.mkdir(parents=True, exist_ok=True)
     # Linked beside and renamed, so that a process that has the old module mapped keeps it whole.
     fresh = module.with_name(module.name + ".new")
-    libraries = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-    command = [
-        *(*compiler, *LINK_FLAGS, *(str(job[2]) for job in jobs), "-o", str(fresh)),
-        *(f"-L{torch_root / 'lib'}", *libraries, *shlex.split(os.environ.get("LDFLAGS", ""))),
-    ]
-    run_compiler(command, f"linking {module.name}")
-    fresh.replace(module)
+
+    def link(objects: list[Path], libraries: list[str]) -> None:
+        libraries = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", *libraries]
+        command = [
+            *(*compiler, *LINK_FLAGS, *map(str, objects), "-o", str(fresh)),
+            *(f"-L{torch_root / 'lib'}", *libraries, *shlex.split(os.environ.get("LDFLAGS", ""))),
+        ]
+        run_compiler(command, f"linking {module.name}")
+        fresh.replace(module)
+
+    objects = [job[2] for job in jobs]
+    try:
+        cuda = cuda_build(torch, [*base, *extra], torch_flags, objects_dir)
+        try:
+            link([*objects, *cuda.objects], cuda.libraries)
+        except CompileError as error:
+            print(error, file=sys.stderr, flush=True)
+            raise NoCudaError(f"what {cuda.compiler} compiled does not link") from error
+    except NoCudaError as error:
+        if os.environ.get("TORCHWELD_CUDA", "0") not in {"", "0"}:
+            raise CompileError(
+                f"TORCHWELD_CUDA is set, but the CUDA kernels cannot be built: {error}; unset it "
+                "to install without them"
+            ) from error
+        print(f"torchweld: without CUDA kernels: {error}", flush=True)
+        link(objects, [])
+        return {"built": False, "reason": str(error)}
+    return {"built": True, "architectures": cuda.architectures, "compiler": cuda.compiler}
 
 
 class BuildTorchweld(build_ext):
@@ -244,13 +381,14 @@ class BuildTorchweld(build_ext):
         version = first_line(compiler)
         # By compiler too, so that two of them do not undo each other's work.
         key = f"torch{torch.__version__}-{sys.implementation.cache_tag}-{Path(compiler[0]).name}"
-        build_extension(torch, compiler, ROOT / "build" / key, module)
+        cuda = build_extension(torch, compiler, ROOT / "build" / key, module)
         return {
             "built": True,
             "torch": torch.__version__,
             "isas": list(isa_flags(platform.machine())),
             "compiler": version,
             "source_hash": source_hash(),
+            "cuda": cuda,
         }
 
     def get_outputs(self) -> list[str]:

@@ -1,31 +1,38 @@
 """Compiles the Triton kernels for GPUs that are not here, and says what each takes of them.
 
     python -m scripts.gpu_kernels              # writes tests/ops/gpu/triton_resources.json
-    python -m scripts.gpu_kernels --print sm_90
+    python -m scripts.gpu_kernels --check      # compares with it, and writes nothing
+    python -m scripts.gpu_kernels --check --target sm_90 --case "linear gelu bf16 64x64x64"
 
 Each kernel is compiled with each of its tiles for each target with one activation, and with each
 activation once. A row has registers, shared memory, spills, and the product instructions that were
-really used. The file is under review: a change in it is a change of the kernels.
+really used. The file is under review: a change in it is a change of the kernels. Another Triton
+than the pinned one has a file of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
+# What was compiled once is found again, and nothing is left in the user's home.
+if "TRITON_CACHE_DIR" not in os.environ:
+    os.environ["TRITON_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "triton-cache")
 
 import torch
 import triton
+from scripts import gpu_resources
+from scripts.gpu_resources import Recorded, Resources, Table
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
@@ -34,15 +41,12 @@ from torchweld.core.activations import ACTIVATIONS
 from torchweld.ops.gpu import kernel_tiles, triton_narrow, triton_pointwise, triton_products
 from torchweld.ops.gpu.kernel_tiles import Tile
 
-FILE = Path(__file__).parents[1] / "tests" / "ops" / "gpu" / "triton_resources.json"
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-# By target, the instruction of a 16-bit product.
-PRODUCT_INSTRUCTION = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "mfma"}
 COUNTED = ("HMMA", "HGMMA", "UTCHMMA", "LDL", "STL")
 BINARIES = Path(nvidia.__file__).parent / "bin"
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -58,16 +62,6 @@ class KernelCase:
     types: dict[str, Any]
     constants: dict[str, Any]
     products: bool = False  # of 16 bits
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a compiled kernel takes of one target. `spills`: accesses of local memory."""
-
-    registers: int
-    shared: int
-    spills: int
-    instructions: dict[str, int] = field(default_factory=dict)
 
 
 # ---- what to compile ----
@@ -239,7 +233,11 @@ def resources(case: KernelCase, target: GPUTarget) -> Resources:
         text = made.asm["amdgcn"]
         found = {name: int(value) for name, value in re.findall(r"\.(\w+_count):\s*(\d+)", text)}
         spills = found.get("vgpr_spill_count", 0) + found.get("sgpr_spill_count", 0)
-        counted = {"mfma": text.count("v_mfma")}
+        # Those of fp32 multiply no 16-bit values.
+        counted = {
+            "mfma": len(re.findall(r"v_mfma_f32_\w*f16", text)),
+            "mfma_f32": len(re.findall(r"v_mfma_f32_\w*(?<!b)f32", text)),
+        }
         return Resources(found["vgpr_count"], shared, spills, _there(counted))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
@@ -256,10 +254,13 @@ def _there(counted: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counted.items() if count}
 
 
+def all_cases() -> dict[str, KernelCase]:
+    return {case.name: case for case in (*tile_cases(), *activation_cases())}
+
+
 def measured(
-    cases: list[KernelCase], targets: list[str], say: Callable[[str], None] = lambda _: None
-) -> dict[str, dict[str, Resources]]:
-    """By case, then by target."""
+    cases: Sequence[KernelCase], targets: Sequence[str], say: Callable[[str], None]
+) -> Table:
     found: dict[str, dict[str, Resources]] = {}
     for case in cases:
         for target in targets:
@@ -268,22 +269,59 @@ def measured(
     return found
 
 
-def main() -> None:
+def check(
+    cases: Sequence[KernelCase], targets: Sequence[str], file: Path, say: Callable[[str], None]
+) -> list[str]:
+    """Compiles, and tells what is wrong; of what is not compiled now, what the file says.
+
+    Without a file for this Triton, only that it compiles, and with which product instructions.
+    """
+    every, found = all_cases(), list[str]()
+    recorded = gpu_resources.read(file).kernels if file.exists() else None
+    if recorded is None:
+        say(f"Triton {triton.__version__} has no file: what kernels take is not compared")
+    else:
+        found += gpu_resources.drift(list(every), list(TARGETS), recorded)
+        for name, rows in recorded.items():
+            for target, one in rows.items() if name in every else ():
+                found += _unused(every[name], target, one)
+    for case in cases:
+        for target, one in measured([case], targets, say)[case.name].items():
+            found += _unused(case, target, one)
+            if recorded is not None:
+                known = recorded.get(case.name, {}).get(target)
+                found += gpu_resources.complaints(f"{case.name} for {target}", one, known)
+    return list(dict.fromkeys(found))
+
+
+def _unused(case: KernelCase, target: str, found: Resources) -> Iterator[str]:
+    needed = gpu_resources.product_instruction(target, case.tile.rows) if case.products else None
+    yield from gpu_resources.unused_instruction(f"{case.name} for {target}", found, needed)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--print", metavar="TARGET", choices=TARGETS, help="one target, no file")
-    asked = parser.parse_args().print
-    targets = [asked] if asked else list(TARGETS)
-    found = measured([*tile_cases(), *activation_cases()], targets, print)
-    if not asked:
-        plain = {
-            "triton": triton.__version__,
-            "kernels": {
-                name: {target: asdict(one) for target, one in rows.items()}
-                for name, rows in found.items()
-            },
-        }
-        FILE.write_text(json.dumps(plain, indent=1) + "\n")
+    cases, version = all_cases(), triton.__version__
+    parser.add_argument("--check", action="store_true", help="compare with the file, write nothing")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="these targets alone")
+    parser.add_argument("--case", action="append", metavar="NAME", help="these cases alone")
+    parser.add_argument("--file", type=Path, default=gpu_resources.file_for(version))
+    given = parser.parse_args()
+    unknown = [name for name in given.case or () if name not in cases]
+    if unknown:
+        parser.error(f"no such case: {', '.join(unknown)}; there are: {', '.join(cases)}")
+    targets = given.target or list(TARGETS)
+    chosen = [cases[name] for name in given.case or cases]
+    if given.check:
+        found = check(chosen, targets, given.file, print)
+        print(*found, sep="\n")
+        print(f"{len(chosen)} cases for {', '.join(targets)}: {len(found)} complaints")
+        return 1 if found else 0
+    table = measured(chosen, targets, print)
+    if not (given.target or given.case):
+        gpu_resources.write(given.file, Recorded(version, table))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__F16C__) || defined(__AVX512F__)
@@ -75,6 +76,8 @@ template <class C>
 using Vec = typename VecOf<C>::type;
 template <class C>
 using Mask = typename VecOf<C>::mask;
+template <class V>
+using lane_of = std::decay_t<decltype(std::declval<V>()[0])>;
 template <class C>
 constexpr int kLanes = TORCHWELD_VEC_BYTES / int(sizeof(C));
 

@@ -12,77 +12,13 @@
 #include "kernel_calls.h"
 #include "rolling_check.h"
 #include "torch_products.h"
+#include "training_checks.h"
+#include "training_layers.h"
 #include "training_ops.h"
 
 namespace torchweld {
 
 namespace {
-
-// One flag for x, one for each of params.
-using Flags = c10::SmallVector<bool, 16>;
-Flags flags_of(const c10::List<bool>& list) {
-  Flags flags;
-  for (size_t i = 0; i < list.size(); ++i) flags.push_back(list.get(i));
-  return flags;
-}
-
-// ---- Checks ----
-template <class Int>
-void check_training(const Tensor& x, TensorList masks, const Spec& spec,
-                    const std::vector<LayerSizes<Int>>& sizes) {
-  TORCHWELD_CHECK(masks.size() == mask_count(spec), "torchweld: the spec has ", mask_count(spec),
-                  " layers with dropout, ", masks.size(), " masks were given");
-  size_t next = 0;
-  for (size_t i = 0; i < spec.size(); ++i) {
-    if (spec[i].drop == 0) continue;
-    const Tensor& mask = masks[next++];
-    c10::SymDimVector expected(x.sym_sizes());
-    expected.back() = (c10::SymInt(sizes[i].N) + 7) / 8;
-    TORCHWELD_CHECK(mask.scalar_type() == at::kByte && mask.device() == x.device() &&
-                        mask.sym_sizes() == c10::SymIntArrayRef(expected),
-                    "torchweld: the mask of layer ", i, " is ", mask.sym_sizes(), " of ",
-                    type_name(mask), " on ", mask.device(), "; expected ",
-                    c10::SymIntArrayRef(expected), " of uint8 on ", x.device(),
-                    ", as torchweld::dropout_mask makes it");
-  }
-}
-template <class Int>
-void check_values(const Tensor& given, const Tensor& x, const Int& features, const char* what) {
-  c10::SymDimVector expected(x.sym_sizes());
-  expected.back() = features;
-  TORCHWELD_CHECK(given.scalar_type() == x.scalar_type() && given.device() == x.device() &&
-                      given.sym_sizes() == c10::SymIntArrayRef(expected),
-                  "torchweld: ", what, " is ", given.sym_sizes(), " of ", type_name(given), " on ",
-                  given.device(), "; expected ", c10::SymIntArrayRef(expected), " of ",
-                  type_name(x), " on ", x.device());
-}
-template <class Int>
-void check_saved(TensorList saved, const Tensor& x, const Spec& spec, bool group,
-                 const std::vector<LayerSizes<Int>>& sizes) {
-  if (saved.empty() || is_checksum(saved)) return;
-  TORCHWELD_CHECK(saved.size() == saved_count(spec, group), "torchweld: the forward saves ",
-                  saved_count(spec, group), " tensors for this spec, ", saved.size(),
-                  " were given; give all, or their checksum or none to have them computed again");
-  size_t next = 0;
-  for (size_t i = 0; i < spec.size(); ++i)
-    for (size_t j = saved_count(spec[i], group || i + 1 == spec.size()); j > 0; --j)
-      check_values(saved[next++], x, sizes[i].N, "a saved pre-activation");
-}
-template <class Int>
-std::vector<LayerSizes<Int>> check_backward(TensorList grads, const Tensor& x, TensorList params,
-                                            TensorList saved, TensorList masks, const Spec& spec,
-                                            size_t needed, bool group) {
-  auto sizes = check_all<Int>(x, params, spec, group);
-  check_training(x, masks, spec, sizes);
-  check_saved(saved, x, spec, group, sizes);
-  TORCHWELD_CHECK(needed == 1 + params.size(), "torchweld: needed has ", needed,
-                  " flags; expected one for x and one for each of ", params.size(), " tensors");
-  TORCHWELD_CHECK(grads.size() == (group ? spec.size() : 1), "torchweld: ", grads.size(),
-                  " gradients were given for ", group ? spec.size() : 1, " outputs");
-  for (size_t i = 0; i < grads.size(); ++i)
-    check_values(grads[i], x, group ? sizes[i].N : sizes.back().N, "the gradient of an output");
-  return sizes;
-}
 
 // ---- Dropout masks ----
 Tensor random_bits(const Tensor& like, const c10::SymInt& features, double p,
@@ -188,27 +124,6 @@ std::vector<Tensor> group_backward_composed(TensorList grads, const Tensor& x, T
 }
 
 // ---- Kernels ----
-c10::SmallVector<TrainingLayer, 4> training_layers(const Spec& spec, bool group, TensorList saved,
-                                                   TensorList masks) {
-  c10::SmallVector<TrainingLayer, 4> layers(spec.size());
-  size_t next_saved = 0, next_mask = 0;
-  for (size_t i = 0; i < spec.size(); ++i) {
-    const size_t count = saved_count(spec[i], group || i + 1 == spec.size());
-    if (!saved.empty() && count > 0) layers[i].z = saved[next_saved].data_ptr();
-    if (!saved.empty() && count > 1) layers[i].up = saved[next_saved + 1].data_ptr();
-    next_saved += count;
-    if (spec[i].drop == 0) continue;
-    layers[i].mask = masks[next_mask++].const_data_ptr<uint8_t>();
-    // In float, as eager divides; float64 keeps its digits.
-    layers[i].scale = 1 / (1 - spec[i].drop);
-  }
-  return layers;
-}
-std::vector<Tensor> contiguous(TensorList list) {
-  std::vector<Tensor> found;
-  for (const Tensor& t : list) found.push_back(t.contiguous());
-  return found;
-}
 void append_saved(std::vector<Tensor>& results, const Tensor& x, const Spec& spec, bool group,
                   const std::vector<LayerSizes<int64_t>>& sizes) {
   for (size_t i = 0; i < spec.size(); ++i)
@@ -308,12 +223,8 @@ Tensor gradient_like(const Tensor& param, bool pooled) {
 struct GradientTensors {
   std::vector<Tensor> needed;
   Tensor of_x;
-  c10::SmallVector<LayerGradient, 4> layers;
+  GradientPlaces layers;
 };
-ProductGradient gradient_of(const Product& p) {
-  return {const_cast<void*>(p.weight), p.stride_n, p.stride_k, const_cast<void*>(p.bias),
-          p.bias_stride};
-}
 GradientTensors make_gradients(const Tensor& x, TensorList params, const Spec& spec,
                                const Flags& needed, const std::vector<LayerSizes<int64_t>>& sizes) {
   GradientTensors made;
@@ -325,25 +236,7 @@ GradientTensors make_gradients(const Tensor& x, TensorList params, const Spec& s
     all[i] = gradient_like(params[i], pooled);
     made.needed.push_back(all[i]);
   }
-  size_t next = 0;
-  for (size_t i = 0; i < spec.size(); ++i) {
-    const LayerSpec& s = spec[i];
-    const auto product = [&](int w) {
-      const Tensor& weight = all[next + size_t(w * (s.bias ? 2 : 1))];
-      Product p;
-      if (weight.defined()) p = product_of(s, weight, nullptr);
-      const Tensor* bias = s.bias ? &all[next + size_t(w * 2 + 1)] : nullptr;
-      if (bias && bias->defined()) {
-        p.bias = bias->data_ptr();
-        p.bias_stride = 1;
-      }
-      return p;
-    };
-    const LayerProducts products = products_of(
-        s.gate, product(0), s.weights() > 1 ? product(1) : Product{}, sizes[i].N, x.element_size());
-    made.layers.push_back({gradient_of(products.up), gradient_of(products.gate)});
-    next += size_t(s.tensors());
-  }
+  made.layers = layer_gradients(all, spec, sizes, x.element_size());
   return made;
 }
 

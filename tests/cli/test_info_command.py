@@ -19,7 +19,7 @@ from torchweld.core.records import from_plain
 from torchweld.machine import hardware, kernel_build, measured_peaks
 from torchweld.machine.cpu_identity import Caches
 from torchweld.machine.hardware import Hardware
-from torchweld.machine.kernel_build import BuildInfo
+from torchweld.machine.kernel_build import BuildInfo, CudaBuild
 from torchweld.machine.measured_peaks import FmaPeak, Peaks, ReadPeak
 from torchweld.ops import backends
 
@@ -164,6 +164,24 @@ def test_the_load_is_told_before_peaks_are_measured(
     monkeypatch.setattr(info_verb, "busy_cores", lambda: unknown)
     found = json.loads(show("--measure", "--json", peaks=PEAKS))["busy_cores"]
     assert found == {"not_measured": "this system does not tell"}
+
+
+@pytest.mark.parametrize(
+    ("cuda", "words"),
+    [
+        (
+            CudaBuild(architectures=("sm_80", "compute_80"), compiler="nvcc 13.0"),
+            "built for sm_80, compute_80, by nvcc 13.0",
+        ),
+        (CudaBuild(reason="nvcc was not found"), "not built: nvcc was not found"),
+    ],
+)
+def test_what_became_of_the_cuda_kernels_is_told(show: Show, cuda: CudaBuild, words: str) -> None:
+    build = replace(BUILD, cuda=cuda)
+    assert row(show(build_info=build), "CUDA") == ["CUDA", "kernels", *words.split()]
+    told = json.loads(show("--json", build_info=build))["build"]["cuda"]
+    assert told["architectures"] == list(cuda.architectures)
+    assert told["reason"] == cuda.reason
 
 
 def test_json_holds_the_same_facts(show: Show) -> None:

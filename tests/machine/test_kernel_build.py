@@ -67,6 +67,29 @@ def test_a_fitting_build_has_no_problem(record: Path) -> None:
     assert (info.isas, info.compiler) == (("baseline",), "g++ 99")
 
 
+@pytest.mark.parametrize(
+    ("cuda", "told"),
+    [
+        (
+            {"built": True, "architectures": ["sm_80", "sm_90"], "compiler": "nvcc 13.0"},
+            "built for sm_80, sm_90, by nvcc 13.0",
+        ),
+        ({"built": False, "reason": "nvcc was not found"}, "not built: nvcc was not found"),
+        ({}, "not built: no reason was recorded"),
+        (None, "not built: the build says nothing of them"),
+    ],
+)
+def test_the_record_tells_of_cuda_kernels(
+    record: Path, cuda: dict[str, object] | None, told: str
+) -> None:
+    """Records of earlier builds say nothing of them."""
+    whole = json.loads(built_for(torch.__version__)) | ({} if cuda is None else {"cuda": cuda})
+    record.write_text(json.dumps(whole))
+    info = kernel_build.build_info()
+    assert info is not None
+    assert str(info.cuda) == told
+
+
 def test_an_extension_that_does_not_load_is_a_clear_error(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,7 +86,7 @@ def test_neon_kernels_agree_with_the_scalar_reference_under_emulation(tmp_path: 
     ("name", "right", "wrong"),
     [
         pytest.param("vector_math.h", "0.4999999304f", "0.4999499304f", id="a digit of exp"),
-        pytest.param("activations.h", "x <= C(-3)", "x < C(-3)", id="a kink of hardswish"),
+        pytest.param("activation_formulas.h", "x <= C(-3)", "x < C(-3)", id="a kink of hardswish"),
     ],
 )
 def test_a_wrong_kernel_is_noticed(tmp_path: Path, name: str, right: str, wrong: str) -> None:

@@ -129,6 +129,7 @@ def render(info: Info) -> Iterator[RenderableType]:
     facts.add_row("memory", size(here.memory_bytes))
     if info.build is not None:
         facts.add_row("built for", f"torch {info.build.torch}, by {info.build.compiler}")
+        facts.add_row("CUDA kernels", str(info.build.cuda))
     if info.problem is not None:
         facts.add_row("problem", Text(info.problem, style="yellow"))
     facts.add_row("fingerprint", info.fingerprint or "none")

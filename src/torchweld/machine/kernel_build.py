@@ -22,6 +22,20 @@ BUILD_INFO = PACKAGE / "_build_info.json"
 
 
 @dataclass(frozen=True, kw_only=True)
+class CudaBuild:
+    """The CUDA kernels of the compiled part. `reason`: why there are none; "" if there are."""
+
+    architectures: tuple[str, ...] = ()
+    compiler: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"not built: {self.reason}"
+        return f"built for {', '.join(self.architectures)}, by {self.compiler}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildInfo:
     """What the compiled part was built from; the build writes it."""
 
@@ -29,6 +43,7 @@ class BuildInfo:
     isas: tuple[str, ...]
     compiler: str
     source_hash: str
+    cuda: CudaBuild = CudaBuild(reason="the build says nothing of them")
 
 
 def _build_record() -> dict[str, Any]:
@@ -49,7 +64,17 @@ def build_info() -> BuildInfo | None:
         isas=tuple(record["isas"]),
         compiler=record["compiler"],
         source_hash=record["source_hash"],
+        cuda=_cuda_build(record.get("cuda")),
     )
+
+
+def _cuda_build(record: Any) -> CudaBuild:
+    if not isinstance(record, dict):
+        return BuildInfo.cuda
+    if not record.get("built"):
+        return CudaBuild(reason=str(record.get("reason", "no reason was recorded")))
+    architectures = tuple(map(str, record["architectures"]))
+    return CudaBuild(architectures=architectures, compiler=str(record["compiler"]))
 
 
 def rebuild_command() -> str:

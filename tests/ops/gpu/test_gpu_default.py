@@ -1,24 +1,25 @@
-"""What a GPU does without a plan, and what decides about its kernels: flags, tiles, versions.
+"""What a GPU does without a plan, and what decides about its kernels: flags, seeds, versions.
 
 In Triton's interpreter, on CPU tensors; with `make gpu-test` on a GPU.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import triton
 from tests.support.gpu_device import on_real_gpu
 from tests.support.helpers import all_within, random_tensors
 from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
 from torchweld.numerics.numerical_rule import check_block
-from torchweld.ops.gpu import gpu_support, gpu_ways, kernel_tiles, tile_tuning, triton_launches
+from torchweld.ops.gpu import gpu_support, gpu_ways, kernel_tiles, triton_launches
 from torchweld.ops.gpu.gpu_launches import forget, launched
 from torchweld.ops.gpu.kernel_tiles import Tile
 
@@ -114,28 +115,43 @@ def test_dropout_masks_follow_the_seed_and_not_the_tiles(monkeypatch: pytest.Mon
     assert not kept(first, 40)[:, 37:].any()
 
 
-def test_tf32_is_used_if_torch_says_so_and_not_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["epilogue", "narrow"])
+def test_tf32_is_used_if_torch_says_so_and_not_otherwise(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Forward and backward."""
     asked: list[str] = []
     launch = triton_launches.launch
 
     def noted(*given: Any, **by: Any) -> None:
-        asked.append(by["PRECISION"])
+        if "PRECISION" in by:
+            asked.append(by["PRECISION"])
         launch(*given, **by)
 
     monkeypatch.setattr(triton_launches, "launch", noted)
-    x, *tensors = (t.detach() for t in leaves())
+    given = leaves()
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         for precision in ("ieee", "tf32"):
             torch.backends.cuda.matmul.fp32_precision = precision
-            torch.ops.torchweld.chain_way(x, tensors, SPEC, "narrow")
+            y = torch.ops.torchweld.chain_way(given[0], given[1:], SPEC, way)
+            torch.autograd.grad(y.sum(), given)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert asked == ["ieee", "tf32"]
+    products = 3 if way == "epilogue" else 2  # the backward has one, between the two layers
+    assert asked == ["ieee"] * products + ["tf32"] * products
 
 
 @pytest.mark.parametrize(
-    ("version", "works"), [("3.7.1", True), ("3.9.0", True), ("3.8.0", False), (None, False)]
+    ("version", "works"),
+    [
+        ("3.7.1", True),
+        ("3.9.0", True),
+        ("3.7.1+rocm7.1", True),
+        ("3.8.0", False),
+        ("3.70.0", False),
+        (None, False),
+    ],
 )
 def test_other_versions_of_triton_are_told(
     monkeypatch: pytest.MonkeyPatch, version: str | None, works: bool
@@ -146,51 +162,20 @@ def test_other_versions_of_triton_are_told(
     assert works or (version or "not installed") in problems[0]
 
 
-class TunedGpu:
-    """Tiles are timed by this table, not by a device."""
+def test_rocms_triton_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"pytorch-triton-rocm": "3.7.1"}
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.timed: list[Tile] = []
-        self.ran: list[Tile] = []
-        monkeypatch.setattr(tile_tuning, "may_time", lambda near: True)
-        monkeypatch.setattr(tile_tuning, "device_seconds", self.seconds)
-        monkeypatch.setattr(tile_tuning, "_file", lambda device: folder / "tiles.json")
-        tile_tuning._kept.cache_clear()
+    def version(name: str) -> str:
+        if name not in there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there[name]
 
-    def seconds(self, run: Callable[[], None], near: Tensor) -> float:
-        run()
-        self.timed.append(self.ran.pop())
-        return abs(self.timed[-1].rows - 32) + 1e-6 * self.timed[-1].columns
-
-    def product(self, rows: int) -> None:
-        x = torch.empty(rows, 4, dtype=torch.bfloat16)
-        tile_tuning.run_best("linear", False, x, rows, (64, 4), self.ran.append)
-
-
-def test_a_new_product_is_timed_once_and_kept_on_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    gpu = TunedGpu(monkeypatch, tmp_path)
-    gpu.product(100)
-    assert tuple(gpu.timed) == kernel_tiles.candidates("linear", False, torch.bfloat16)
-    assert [tile.rows for tile in gpu.ran] == [32]
-    gpu.product(120)  # of the same class
-    assert len(gpu.timed) == 6
-    tile_tuning._kept.cache_clear()  # as a new process does
-    gpu.product(100)
-    assert len(gpu.timed) == 6
-    assert [tile.rows for tile in gpu.ran] == [32, 32, 32]
-    (tmp_path / "tiles.json").write_text("no tiles")
-    tile_tuning._kept.cache_clear()
-    gpu.product(100)
-    assert len(gpu.timed) == 12
-    tile_tuning._kept.cache_clear()
-
-
-def test_without_timing_the_shape_decides() -> None:
-    ran: list[Tile] = []
-    x = torch.empty(100, 4, dtype=torch.bfloat16)
-    tile_tuning.run_best("linear", False, x, 100, (), ran.append)
-    assert ran == [kernel_tiles.stated("linear", False, torch.bfloat16, 100)]
-    assert ran[0].rows == 128
-    assert kernel_tiles.stated("linear", False, torch.bfloat16, 1).rows == 16
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    gpu_support.triton_version.cache_clear()
+    try:
+        assert gpu_support.triton_version() == "3.7.1"
+        there.clear()
+        gpu_support.triton_version.cache_clear()
+        assert gpu_support.triton_version() == triton.__version__
+    finally:
+        gpu_support.triton_version.cache_clear()

@@ -4,7 +4,8 @@ cublas         products by torch, one Triton kernel for bias, activation and gat
                `torch.ops.torchweld.chain` does by itself on such a device
 triton         a Triton kernel per layer, forward and backward
 triton-narrow  one Triton kernel for a whole chain of widths up to 256
-cuda           the same in CUDA C++, forward and backward, if torchweld was built with it
+cuda           CUDA C++, if torchweld was built with it: one kernel for a chain of widths up to 256,
+               forward and backward; for others what cublas does, without Triton
 
 ROCm's devices are "cuda" to torch, and Triton serves them too. Dropout inside a block is drawn by
 another generator than eager's there, so plans do not weld it; `FusedMLP` applies it.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchweld.machine import kernel_build
 from torchweld.ops.backends.abilities import Abilities, BackendMode
 from torchweld.ops.backends.backend import (
     Backend,
@@ -54,7 +56,7 @@ class GpuBackend:
     """One way. `narrow`: for widths up to `gpu_ways.MOST_NARROW` alone."""
 
     def __init__(
-        self, name: str, way: str, *, needs: str, narrow: bool = False, deterministic: bool = True,
+        self, name: str, way: str, *, needs: str, narrow: bool = False,
         kernels: Callable[[Form], dict[str, int]] | None = None,
     ) -> None:  # fmt: skip
         self.name, self._way, self._narrow, self._kernels = name, way, narrow, kernels
@@ -64,7 +66,7 @@ class GpuBackend:
             modes=_MODES,
             needs=needs,
             trains=True,
-            deterministic=deterministic,
+            deterministic=True,
             in_graphs=way == gpu_ways.DEFAULT_WAY,
         )
 
@@ -88,6 +90,8 @@ class GpuBackend:
     ) -> list[str]:
         mode_of(self, mode)
         reasons = plain_reasons(self, block, dtype, device)
+        if not gpu_support.device_problems():  # else the reasons have them
+            reasons += gpu_support.device_reasons(device)
         if block.kind != "chain":
             reasons.append("it runs chains; torch's products serve groups")
         if self._narrow:
@@ -100,32 +104,21 @@ class GpuBackend:
 
 
 class CudaBackend(GpuBackend):
-    """The kernels of csrc/cuda."""
+    """The kernels of csrc/cuda. Chains that are not narrow have torch's products."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "cuda", "cuda", needs="an NVIDIA GPU, and torchweld built with nvcc", narrow=True,
-            deterministic=False,  # weight gradients are summed in the order in which blocks end
-        )  # fmt: skip
+        super().__init__("cuda", "cuda", needs="an NVIDIA GPU, and torchweld built with nvcc")
 
     def _kernel_problems(self) -> list[str]:
         problems = gpu_support.extension_problems()
         if not problems and not gpu_support.has_cuda_kernels():
-            problems = ["torchweld was built without its CUDA kernels; build it where nvcc is"]
+            info = kernel_build.build_info()
+            why = f": {info.cuda.reason}" if info is not None and info.cuda.reason else ""
+            problems = [
+                f"torchweld was built without its CUDA kernels{why}; build it where torch has CUDA "
+                "and nvcc is found"
+            ]
         return problems
-
-    def unsupported_reasons(
-        self,
-        block: Form,
-        shapes: Sequence[Sequence[int]],
-        dtype: torch.dtype,
-        device: torch.device,
-        mode: str | None = None,
-    ) -> list[str]:
-        reasons = super().unsupported_reasons(block, shapes, dtype, device, mode)
-        if any(form.gate != "none" for form in block.forms):
-            reasons.append("it runs layers without gates")
-        return reasons
 
 
 def _width_problems(block: Form) -> list[str]:

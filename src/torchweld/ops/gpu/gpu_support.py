@@ -5,6 +5,7 @@ Everything is said, nothing is guessed: a version of Triton that was not tested 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -15,19 +16,23 @@ from torchweld.machine import kernel_build
 
 # The Triton that torch 2.13 pins, and the newest. Kernels are compiled and interpreted with both.
 TESTED_TRITON = ("3.7", "3.9")
+# The names that it is installed by; ROCm's builds of torch bring the later ones.
+_TRITON_PACKAGES = ("triton", "triton-rocm", "pytorch-triton-rocm")
 # bfloat16 products and asynchronous copies need it (NVIDIA's compute capability).
 LEAST_CAPABILITY = (8, 0)
 
 
 @functools.cache
 def triton_version() -> str | None:
-    """None if it is not installed."""
+    """None if it is not installed. Not imported for this: that takes a second."""
     if importlib.util.find_spec("triton") is None:
         return None
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:  # an AMD build has another name
-        return None
+    for name in _TRITON_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    import triton
+
+    return str(triton.__version__)
 
 
 def triton_problems() -> list[str]:
@@ -35,7 +40,7 @@ def triton_problems() -> list[str]:
     version = triton_version()
     if version is None:
         return ["Triton is not installed; pip install triton"]
-    if version.startswith(TESTED_TRITON):
+    if ".".join(version.split(".")[:2]) in TESTED_TRITON:
         return []
     return [f"Triton {version} was not tested with these kernels; use {' or '.join(TESTED_TRITON)}"]
 
@@ -80,10 +85,25 @@ def device_problems() -> tuple[str, ...]:
     """Why no GPU can be used; empty if one can."""
     if why := absence():
         return (why,)
-    if torch.version.hip is None:
-        least = min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
-        if least < LEAST_CAPABILITY:
-            needed = ".".join(map(str, LEAST_CAPABILITY))
-            found = ".".join(map(str, least))
-            return (f"a GPU has compute capability {found}; these kernels need {needed}",)
-    return ()
+    each = [age_problem(i) for i in range(torch.cuda.device_count())]
+    return () if None in each else tuple(why for why in each if why is not None)
+
+
+def device_reasons(device: torch.device) -> list[str]:
+    """Why this GPU cannot be used, where another one can."""
+    if device.type != "cuda" or absence():
+        return []
+    why = age_problem(torch.cuda.current_device() if device.index is None else device.index)
+    return [] if why is None else [why]
+
+
+@functools.cache
+def age_problem(index: int) -> str | None:
+    """Why this GPU is too old. ROCm's have other numbers; Triton knows them."""
+    if torch.version.hip is not None:
+        return None
+    found = torch.cuda.get_device_capability(index)
+    if found >= LEAST_CAPABILITY:
+        return None
+    has, needed = (".".join(map(str, pair)) for pair in (found, LEAST_CAPABILITY))
+    return f"cuda:{index} has compute capability {has}; these kernels need {needed}"

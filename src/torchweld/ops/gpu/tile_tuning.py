@@ -5,10 +5,11 @@ fingerprint of device, driver, Triton, torch and the kernels' source. Nothing is
 
 - with TORCHWELD_GPU_TUNING=0, or inside `tuning(False)`,
 - under `torch.use_deterministic_algorithms(True)`: another tile adds in another order,
-- while a CUDA graph is captured, since timing synchronises,
 - in Triton's interpreter.
 
-Then `kernel_tiles.stated` decides, by the shape alone.
+Then `kernel_tiles.stated` decides, by the shape alone. While a CUDA graph is captured nothing is
+timed either, since that waits for the device; but a tile that is known by then is taken: the call
+before the capture has compiled it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from torchweld.core.files import cache_dir, write_whole
 from torchweld.ops.gpu import gpu_support, kernel_tiles
+from torchweld.ops.gpu.gpu_launches import on_device_of
 from torchweld.ops.gpu.kernel_tiles import Tile
 
 OFF_SWITCH = "TORCHWELD_GPU_TUNING"
@@ -60,15 +62,20 @@ def forced() -> Tile | None:
     return _forced.get()
 
 
-def may_time(near: Tensor) -> bool:
-    """Whether anything may be timed now, on the device of this tensor."""
+def tunes(near: Tensor) -> bool:
+    """Whether measured tiles are wanted, for products on the device of this tensor."""
     return (
         near.is_cuda
         and _tuning.get()
         and os.environ.get(OFF_SWITCH) != "0"
         and not torch.are_deterministic_algorithms_enabled()
-        and not torch.cuda.is_current_stream_capturing()
     )
+
+
+def captures(near: Tensor) -> bool:
+    """Whether the current stream of this tensor's device is being captured into a graph."""
+    with on_device_of(near):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def run_best(
@@ -86,12 +93,14 @@ def run_best(
     only = forced()
     if only is not None:
         return run(only)
-    if not may_time(near):
+    if not tunes(near):
         return run(kernel_tiles.stated(kernel, gated, near.dtype, rows))
     kept = _kept(near.device)
     key = repr((kernel, gated, str(near.dtype), _size_class(rows), *about))
     tile = kept.get(key)
     if tile is None:
+        if captures(near):
+            return run(kernel_tiles.stated(kernel, gated, near.dtype, rows))
         found = kernel_tiles.candidates(kernel, gated, near.dtype)
         seconds = {tile: device_seconds(functools.partial(run, tile), near) for tile in found}
         tile = min(seconds, key=seconds.__getitem__)

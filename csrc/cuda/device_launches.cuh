@@ -1,0 +1,74 @@
+// Launches of kernels, and what is asked of the device for them. On the host, the stand-in's.
+#pragma once
+#include <stdexcept>
+#include <string>
+
+#include "device_language.cuh"
+#include "launch_log.h"
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#endif
+
+namespace {
+
+// How much of a device kernels can have.
+struct DeviceLimits {
+  int processors = 0;
+  int shared_of_block = 0, shared_of_processor = 0;
+};
+
+#ifdef __CUDACC__
+
+inline void check(cudaError_t found, const char* what) {
+  if (found != cudaSuccess)
+    throw std::runtime_error(std::string("torchweld: ") + what + ": " + cudaGetErrorString(found));
+}
+// Of the current device. These questions do not synchronise.
+inline DeviceLimits device_limits() {
+  int device = 0;
+  check(cudaGetDevice(&device), "no CUDA device");
+  const auto ask = [&](cudaDeviceAttr attribute) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, attribute, device), "asking the device");
+    return value;
+  };
+  return {ask(cudaDevAttrMultiProcessorCount), ask(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          ask(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
+}
+
+// More than 48 KB of shared memory must be asked for.
+constexpr size_t kPlainShared = 48 << 10;
+
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+            void* stream, const Arguments&... arguments) {
+  if (shared > kPlainShared)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
+          name);
+  kernel<<<grid, block, shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  check(cudaGetLastError(), name);
+  torchweld::cuda::note_launch(name);
+}
+
+#else
+
+// Few processors, so that small tests have several rows of tiles to a block, and several blocks.
+// Shared memory as on sm_80; tests change it.
+inline DeviceLimits device_limits() {
+  const char* given = std::getenv("TORCHWELD_HOST_SHARED");
+  const int shared = given ? std::atoi(given) : 163 << 10;
+  return {2, shared, shared};
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+            void*, const Arguments&... arguments) {
+  if (grid.y > 65535 || grid.z > 65535) throw std::runtime_error(std::string(name) + ": grid");
+  cuda_on_host::run(grid, block, shared, [&] { kernel(arguments...); });
+  torchweld::cuda::note_launch(name);
+}
+
+#endif
+
+}  // namespace
