@@ -231,7 +231,7 @@ def rows_that_are_asked_for_a_view_alone() -> Steps:
 @welded(inputs=Inputs(X, mask=fixed(8, K)))
 def a_comparison_of_another_arguments_rows_that_is_true() -> Steps:
     class Model(Mlp):
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
             y: Tensor = self.down(F.gelu(self.up(x)))
             return y.tanh() if (mask.shape[0] == 3) is True else y
 
