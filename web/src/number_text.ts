@@ -8,7 +8,6 @@ const MINUS = "−";
 export function figure(value: number): string {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size > 0 && size < 0.005) return value > 0 ? "<0.01" : `>${MINUS}0.01`;
   const digits = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
   return value.toFixed(digits).replace("-", MINUS);
 }

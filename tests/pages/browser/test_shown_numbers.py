@@ -46,7 +46,8 @@ def test_the_verdict_shows_the_steps_and_their_parts(page: Watched) -> None:
         assert (f"mean of {side.about.steps}" in what) == (side.about.steps > 1)
     # Without modules there is nothing it could be explained down to.
     named = any(row.path and row.kind != "Optimizer" for side in sides for row in side.modules)
-    assert ("Explained" in dict(figures)) == named
+    known = not any(isinstance(side.explained, NotMeasured) for side in sides)
+    assert ("Explained" in dict(figures)) == (named and known)
     accounts = [side.account for side in sides if not isinstance(side.account, NotMeasured)]
     if not accounts:
         assert page.one("#account").count() == 0
