@@ -27,6 +27,7 @@ from torchweld.core import files
 from torchweld.core.errors import TorchweldError
 from torchweld.core.model_inputs import Workload
 from torchweld.history import History, RunWriter
+from torchweld.history.kept_records import cell_of, whole_record
 from torchweld.machine import kernel_build
 
 Bencher = Callable[..., tuple[int, str, str]]
@@ -94,7 +95,12 @@ def test_a_run_is_kept_cell_by_cell(bench: Bencher, tmp_path: Path) -> None:
         assert run_.what == "--block gelu --sizes 8x16 --rows 1,2"
         assert run_.settings["backends"] == ["torch"]
         cells = run_.cells
-    assert [one.cell for one in cells] == ["1 × 8→16→8 gelu fp32", "2 × 8→16→8 gelu fp32"]
+        whole = whole_record(run_, Bench)
+    *names, last = (one.cell for one in cells)
+    assert names == ["1 × 8→16→8 gelu fp32", "2 × 8→16→8 gelu fp32"]
+    assert last == cell_of(Bench)
+    assert whole is not None
+    assert [one.name for one in whole.cells] == names
     assert cells[0].data["torch"]["speedup"] == 3.2
     assert cells[0].samples["torch log_ratios"] == (0.5, 0.6)
     code, out, _ = bench("--block", "tiny", "--save", "not a name", "--history", str(file))

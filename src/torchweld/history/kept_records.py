@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import parse_json, unpacked
 from torchweld.core.saved_records import SavedRecord
-from torchweld.history.kept_runs import Run
+from torchweld.history.kept_runs import Run, RunCell
 
 _T = TypeVar("_T", bound=SavedRecord)
 _PACKED = "packed"
@@ -32,11 +32,15 @@ def packed(record: SavedRecord) -> dict[str, str]:
     return {_PACKED: base64.b64encode(data).decode()}
 
 
+def holds_record(cell: RunCell) -> bool:
+    """By its data: a module may have the name of such a cell."""
+    return cell.data.keys() == {_PACKED} and isinstance(cell.data[_PACKED], str)
+
+
 def whole_record(run: Run, kind: type[_T]) -> _T | None:
     """The record that a run was kept with; None if it has none, as in earlier versions."""
     cell = run.cell(cell_of(kind))
-    # A module may have the name of the cell.
-    if cell is None or not isinstance(cell.data.get(_PACKED), str):
+    if cell is None or not holds_record(cell):
         return None
     where = f"{cell_of(kind)} of run {run.id} of {run.name}"
     return kind.from_dict(_fields(cell.data, kind, where))

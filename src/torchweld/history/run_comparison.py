@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchweld.core.records import UNMEASURED
+from torchweld.history.kept_records import holds_record
 from torchweld.history.kept_runs import Run, RunCell
 from torchweld.history.kept_samples import CONTROL, LOG_RATIOS
 
@@ -127,7 +128,9 @@ class RunsCompared:
 
 def compare_runs(a: Run, b: Run) -> RunsCompared:
     """Compares figures of the same name in cells of the same name."""
-    ours, theirs = ({cell.cell: cell for cell in run.cells} for run in (a, b))
+    ours, theirs = (
+        {cell.cell: cell for cell in run.cells if not holds_record(cell)} for run in (a, b)
+    )
     comparable = a.fingerprint.key == b.fingerprint.key
     rows = []
     for name in ours if comparable else ():

@@ -14,6 +14,7 @@ from rich.text import Text
 from torchweld.core.number_text import counted, figure, listed
 from torchweld.core.records import to_plain
 from torchweld.core.safe_text import clean
+from torchweld.history.kept_records import holds_record
 from torchweld.history.kept_runs import Damaged, Run
 from torchweld.history.run_comparison import RunsCompared, figures_of, unmeasured_of
 from torchweld.history.run_lookup import reference_of
@@ -79,6 +80,8 @@ def run_sections(run: Run, width: int) -> Iterator[RenderableType]:
     yield Text()
     sheet = Sheet("cell", [Column("figure", 32, left=True), Column("median", 10)], width)
     for cell in run.cells:
+        if holds_record(cell):
+            continue
         label = cut(clean(cell.cell), sheet.label_width - 2)
         for one in figures_of(cell) or (None,):
             cells = {}
