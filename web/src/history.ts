@@ -10,6 +10,9 @@ import { exactInterval, exactRatio, figureOf, type Section, type Table } from ".
 import { ends, speedFrame, speedScale } from "./speed_plot";
 import { withTooltips } from "./tooltip";
 
+/** The verdict of a baseline, as history_view.py says it. */
+const ACCEPTED = "accepted";
+
 export function historySection(page: Page): Section | null {
   const plots = (page.history ?? []).filter((plot) => plot.points.length > 0);
   if (plots.length === 0) return null;
@@ -66,6 +69,7 @@ function gateLegend(): HTMLElement {
     "ul",
     { class: "legend" },
     entry("●", "", "measured"),
+    entry("◆", "good", "baseline accepted"),
     entry("▲", "good", "gate passed"),
     entry("✕", "bad", "gate did not pass"),
     entry("◌", "", "not measured"),
@@ -145,6 +149,9 @@ function mark(
         d: `M${x - 6} ${at + 5}L${x} ${at - 6}L${x + 6} ${at + 5}Z`,
       }),
     );
+  } else if (point.verdict === ACCEPTED) {
+    const d = `M${x} ${at - 6.5}L${x + 6.5} ${at}L${x} ${at + 6.5}L${x - 6.5} ${at}Z`;
+    group.append(svg("path", { class: "gate good", d }));
   } else {
     const d = `M${x - 5} ${at - 5}L${x + 5} ${at + 5}M${x - 5} ${at + 5}L${x + 5} ${at - 5}`;
     group.append(svg("path", { class: "gate bad", d }));

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from torch import nn
 
 from torchweld.cli.main import run
 from torchweld.models import MODELS
+from torchweld.pages.history_view import ACCEPTED
 from torchweld.pages.page_building import page_of
 from torchweld.pages.page_html import html_of
 from torchweld.pages.page_reading import read_page
-from torchweld.pages.page_records import Page
+from torchweld.pages.page_records import HistoryPlot, Page
 from torchweld.pages.redaction import redacted
 from torchweld.plans import choice_timing, whole_model
 from torchweld.plans.planner import apply, plan
@@ -77,6 +79,7 @@ class Reports:
             "hostile": lambda: with_names(made_page()),
             "hostile model": hostile_report,
             "one block": one_block_report,
+            "gated": gated_report,
             "redacted": lambda: redacted(self["hostile model"].page),
         }
         if name == "gpt fused":
@@ -108,6 +111,16 @@ def one_block_report() -> Page:
         made = plan(model, inputs, force=True)
         apply(model, made)
         return page_of([before, profile(model, inputs)], plan=made)
+
+
+def gated_report() -> Page:
+    """A baseline, and what gates said afterwards."""
+    page = made_page()
+    points = [
+        replace(page.history[0].points[i], verdict=verdict)
+        for i, verdict in enumerate((ACCEPTED, "passed", "failed"))
+    ]
+    return replace(page, history=(HistoryPlot(title="gpt", points=tuple(points)),))
 
 
 def fuse_small_gpt(folder: Path, path: Path) -> None:
