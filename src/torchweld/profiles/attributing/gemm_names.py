@@ -85,7 +85,7 @@ def _cublas(name: str) -> GemmName | None:
     if found is None:
         return None
     tile, steps = _TILE.search(name), _STAGES.search(name)
-    sizes = (int(tile[1]), int(tile[2])) if tile else None
+    sizes: tuple[int, ...] | None = (int(tile[1]), int(tile[2])) if tile else None
     if sizes and steps:
         sizes = (*sizes, int(steps[1]))
     if found["type"]:

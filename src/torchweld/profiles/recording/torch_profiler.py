@@ -316,8 +316,8 @@ class _ProfilerReader:
             size = self._optional(fields, "alloc_size")
             if storage is not None and size is not None:
                 time_us = (node.start_time_ns - origin_ns) / 1e3
-                where = getattr(fields, "device", None)
-                self.on_device[storage] = where is not None and where.type != "cpu"
+                device = getattr(fields, "device", None)
+                self.on_device[storage] = device is not None and device.type != "cpu"
                 self.allocations.append(
                     MemoryEvent(time_us=time_us, storage=storage, bytes=size, event=parent)
                 )
