@@ -72,7 +72,7 @@ test: setup $(VENV)/.minilm
 # they launch has to be in torch.profiler's trace. Without a GPU it says why, and exits with 2.
 gpu-test: setup
 	@$(BIN)/python -m tests.support.gpu_device
-	@TORCHWELD_TEST_DEVICE=cuda $(BIN)/python -m pytest -q tests/ops/gpu
+	@TORCHWELD_TEST_DEVICE=cuda $(BIN)/python -m pytest -q tests/ops/gpu tests/ops/cuda
 
 # What takes longer than the everyday suite should, and the suite on every other instruction set, with
 # the other compiler, with the newest Triton, and with torch's CUDA build.

@@ -457,10 +457,23 @@ def test_a_bench_of_version_3_still_loads() -> None:
     assert "training" not in shown
 
 
-@pytest.mark.parametrize("version", [1, 5, "3", True, None, 2.0])
+def test_a_bench_of_version_4_still_loads() -> None:
+    """As torchweld wrote it before it measured on GPUs."""
+    data = json.loads((DATA / "bench_4.json").read_text())
+    assert data["version"] == 4
+    bench = Bench.from_dict(data)
+    assert (bench.device, bench.gpu, bench.versions, bench.on_gpu) == ("cpu", None, {}, False)
+    assert all(result.cost.kernels is None for cell in bench.cells for result in cell.results)
+    assert bench.cells[0].case == case()
+    assert Bench.from_dict(json.loads(bench.to_json())) == bench
+    shown = to_text([*bench_head(bench), *bench_sections(bench, summarise(bench), 100)], 100)
+    assert "kernel µs" not in shown
+
+
+@pytest.mark.parametrize("version", [1, 6, "3", True, None, 2.0])
 def test_a_bench_of_a_version_that_there_never_was_is_refused(version: object) -> None:
     data = json.loads((DATA / "bench_2.json").read_text())
-    with pytest.raises(TorchweldError, match=r"has bench format .*; this torchweld reads 4"):
+    with pytest.raises(TorchweldError, match=r"has bench format .*; this torchweld reads 5"):
         Bench.from_dict({**data, "version": version})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from tests.support.made_profiles import (
@@ -152,6 +153,8 @@ def test_round_trips_on_a_device_are_counted_with_and_without_its_peaks() -> Non
         kernel("gemm", 0.0, 20.0, op=0, launch=0),
         kernel("gelu", 20.0, 20.0, op=1, launch=1, category="pointwise"),
     ]
-    for peaks in ({}, {"peak_gflops": {"float32": 200.0}, "peak_gbps": 100.0}):
+    known: dict[str, Any] = {"peak_gflops": {"float32": 200.0}, "peak_gbps": 100.0}
+    unknown: dict[str, Any] = {}
+    for peaks in (unknown, known):
         found = account(made.build(device=make_device(kernels, **peaks)))
         assert [op.round_trip_bytes for op in found.ops] == [SIZE, SIZE]

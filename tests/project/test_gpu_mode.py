@@ -35,7 +35,9 @@ def test_without_a_gpu_it_says_why_and_gives_two(
     assert "make test" in said
     for problems in ("device_problems", "triton_problems", "extension_problems"):
         monkeypatch.setattr(gpu_support, problems, list)
+    monkeypatch.setattr(gpu_support, "has_cuda_kernels", lambda: False)
     assert main() == 0
+    assert "CUDA C++ kernels" in capsys.readouterr().out
 
 
 def test_the_check_is_a_program_of_its_own() -> None:
@@ -57,7 +59,7 @@ def test_make_asks_for_the_gpu_before_the_tests() -> None:
     asked, tests = done.stdout.strip().splitlines()[-2:]
     assert asked.endswith("-m tests.support.gpu_device")
     assert tests.startswith(f"{DEVICE_VARIABLE}=cuda ")
-    assert tests.endswith("tests/ops/gpu")
+    assert tests.endswith("tests/ops/gpu tests/ops/cuda")
 
 
 def test_where_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,10 @@ from torchweld.core.safe_text import clean
 Cells = list[str | Text]
 COLOURS = {"faster": "green", "slower": "red", "same": "", "not measured": "yellow"}
 HEADERS = {"onnxruntime": "ONNX\nRuntime", "openvino": "Open\nVINO", "compile-max": "compile\nmax"}
-LEFT = ("block", "input", "model", "step", "dtype", "interval", "verdict", "kernel")
-LEFT += ("side", "kernels")
+LEFT = (
+    *("block", "input", "model", "step", "dtype", "interval", "verdict", "kernel"),
+    *("side", "kernels"),
+)
 
 # In the order in which they are left out. The walk-through is about ops and launching them.
 SPEED_SPARE = ("kernel", "error", "verdict", "interval")

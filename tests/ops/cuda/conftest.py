@@ -1,4 +1,4 @@
-"""The CUDA kernels run on the host here, on CPU tensors."""
+"""The CUDA kernels run on the host here, on CPU tensors; with `make gpu-test` on a GPU."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from tests.support.gpu_device import on_real_gpu, real_gpu
 from tests.support.helpers import ISAS
+
+from torchweld.ops.gpu import gpu_support
 
 collect_ignore_glob: list[str] = []
 if not ISAS or shutil.which("g++") is None:  # their gradients are the compiled op's
     collect_ignore_glob.append("test_*.py")
+if on_real_gpu():  # about the source on the host, and kernels compiled for other GPUs
+    others = ["test_cuda_backend.py", "test_cuda_compiles.py", "test_cuda_selftest.py"]
+    collect_ignore_glob += others if gpu_support.has_cuda_kernels() else ["test_*.py"]
 
 
 @pytest.fixture
 def cuda_on_host(one_thread: None) -> Iterator[None]:
+    """The way `cuda`: on the host, or on a GPU, where tensors that a test makes are then."""
+    if on_real_gpu():
+        from tests.support.cuda_on_host import forget, launched
+
+        forget()
+        with real_gpu(launched):
+            yield
+        return
     from tests.support.cuda_on_host import standing_in
 
     with standing_in():

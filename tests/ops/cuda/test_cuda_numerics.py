@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.support.cuda_on_host import forget, launched
+from tests.support.gpu_device import on_real_gpu
 from tests.support.helpers import CHAIN_IDS, CHAINS, all_within, random_tensors
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from torchweld.core.blocks import GATES, LayerForm, format_spec, parse_spec
 from torchweld.numerics.numerical_rule import check_block
 
 pytestmark = pytest.mark.usefixtures("cuda_on_host")
+SHARED_IS_CHOSEN = pytest.mark.skipif(on_real_gpu(), reason="a GPU's shared memory is what it is")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROW = {
@@ -112,6 +114,7 @@ def test_sizes(rows: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     assert judged(forms, x, random_tensors(sizes, forms, dtype)) == NARROW
 
 
+@SHARED_IS_CHOSEN
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("resident", [True, False])
 def test_weights_that_stay_and_weights_that_pass(
@@ -133,6 +136,7 @@ def test_wide_gates_pass_in_parts() -> None:
         assert judged(forms, torch.randn(5, 20).bfloat16(), tensors) == NARROW
 
 
+@SHARED_IS_CHOSEN
 def test_what_does_not_fit_takes_torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHWELD_HOST_SHARED", str(48 << 10))
     forms = parse_spec("gelu/b;identity")

@@ -11,8 +11,8 @@ from tests.support.helpers import ISAS
 collect_ignore_glob: list[str] = []
 if not ISAS:  # their gradients are the compiled op's
     collect_ignore_glob.append("test_*.py")
-if on_real_gpu():
-    collect_ignore_glob.append("test_interpreter.py")
+if on_real_gpu():  # about the interpreter, its memory, and kernels compiled for other GPUs
+    collect_ignore_glob += ["test_interpreter.py", "test_overruns.py", "test_compiled_kernels.py"]
 
 
 @pytest.fixture
@@ -26,8 +26,3 @@ def gpu(one_thread: None) -> Iterator[None]:
 
     with standing_in():
         yield
-
-
-@pytest.fixture
-def interpreted_gpu(gpu: None) -> None:
-    """Its earlier name."""

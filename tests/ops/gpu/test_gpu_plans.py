@@ -24,7 +24,7 @@ from torchweld.ops.gpu.gpu_launches import forget, launched
 from torchweld.plans.plan import Trial
 from torchweld.welds.weld_decisions import Choice
 
-pytestmark = pytest.mark.usefixtures("interpreted_gpu")
+pytestmark = pytest.mark.usefixtures("gpu")
 
 FORWARD = {
     "cublas": {"torchweld_pointwise"},

@@ -250,7 +250,7 @@ def test_a_tile_too_large_for_the_device_is_never_the_fastest() -> None:
         tile_tuning.device_seconds(fails("misaligned address"), on_gpu())
 
 
-@pytest.mark.usefixtures("interpreted_gpu")
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("way", gpu_ways.WAYS)
 def test_deterministic_algorithms_run_and_every_value_is_written(way: str) -> None:
     """torch then fills fresh memory with NaN: what a kernel left out would show."""

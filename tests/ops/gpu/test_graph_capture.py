@@ -171,7 +171,7 @@ def run_watched(way: str, spec: str, x: Tensor, tensors: Sequence[Tensor]) -> Wa
     return watched
 
 
-@pytest.mark.usefixtures("interpreted_gpu")
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_op_that_runs_waits(way: str) -> None:
     for forms in CHAINS:
@@ -183,7 +183,7 @@ def test_no_op_that_runs_waits(way: str) -> None:
         assert {"new_empty", "mm"} & watched.seen  # it looked inside
 
 
-@pytest.mark.usefixtures("interpreted_gpu")
+@pytest.mark.usefixtures("gpu")
 def test_an_op_that_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = triton_launches.launch
 

@@ -107,7 +107,10 @@ class CudaBackend(GpuBackend):
     """The kernels of csrc/cuda. Chains that are not narrow have torch's products."""
 
     def __init__(self) -> None:
-        super().__init__("cuda", "cuda", needs="an NVIDIA GPU, and torchweld built with nvcc")
+        super().__init__(
+            "cuda", "cuda", needs="an NVIDIA GPU, and torchweld built with nvcc",
+            kernels=_cuda_kernels,
+        )  # fmt: skip
 
     def _kernel_problems(self) -> list[str]:
         problems = gpu_support.extension_problems()
@@ -132,6 +135,10 @@ def _pointwise_kernels(block: Form) -> dict[str, int]:
     after = sum(form.activation != "identity" or form.gate != "none" for form in block.forms)
     products = sum(2 if form.gate == "separate" else 1 for form in block.forms)
     return {"gemm": products, **({"pointwise": after} if after else {})}
+
+
+def _cuda_kernels(block: Form) -> dict[str, int]:
+    return _pointwise_kernels(block) if _width_problems(block) else {"gemm": 1}
 
 
 _TRITON = "a GPU, and Triton"

@@ -85,7 +85,7 @@ def _cublas(name: str) -> GemmName | None:
     if found is None:
         return None
     tile, steps = _TILE.search(name), _STAGES.search(name)
-    sizes = (int(tile[1]), int(tile[2])) if tile else None
+    sizes: tuple[int, ...] | None = (int(tile[1]), int(tile[2])) if tile else None
     if sizes and steps:
         sizes = (*sizes, int(steps[1]))
     if found["type"]:
@@ -227,8 +227,11 @@ def _vector(name: str) -> GemmName | None:
     return GemmName(maker="cuBLAS", dtype=dtype, tensor_cores=False)
 
 
+_OURS = re.compile(r"\btorchweld_(?:cuda_)?(?:linear|narrow)")
+
+
 def _triton(name: str) -> GemmName | None:
-    if name.startswith(("torchweld_linear", "torchweld_narrow")):
+    if _OURS.search(name):
         return GemmName(maker="torchweld")
     return GemmName(maker="Triton") if name.startswith("triton_tem_") else None
 

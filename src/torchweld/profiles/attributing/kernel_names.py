@@ -27,8 +27,9 @@ _CATEGORIES = tuple(
         ("copy", r"^__amd_rocclr_copy"),
         ("set", r"^__amd_rocclr_fill"),
         # Ours.
-        ("gemm", r"^torchweld_(linear|narrow)"),
-        ("pointwise", r"^torchweld_(pointwise|dropout)"),
+        ("gemm", r"\btorchweld_(cuda_)?(linear|narrow)"),
+        ("pointwise", r"\btorchweld_(cuda_)?(pointwise|dropout)"),
+        ("reduction", r"\btorchweld_cuda_gradient_sums"),
         # Inductor's; other Triton kernels have the name of the user's function.
         ("triton", r"^triton_"),
         ("attention", r"flash_|fmha|attention|attn|sdpa"),

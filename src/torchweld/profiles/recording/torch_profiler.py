@@ -12,9 +12,8 @@ import os
 import random
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -38,6 +37,7 @@ from torchweld.profiles.recorded_events import (
     users_frame,
     within,
 )
+from torchweld.profiles.recording.named_memory import joined_memory
 from torchweld.profiles.traces.trace_events import read_recording
 
 # The cheap way to open a range. A release without it has the documented way, at ten times the cost.
@@ -205,15 +205,10 @@ def _through_a_file(profiler: Any) -> Recording:
     return recording
 
 
-# Of the ops in a trace, so many have to be in the tree for it to be the same step.
-_LEAST_MATCHED = 0.9
-
-
 def with_memory(recording: Recording, profiler: Any) -> Recording:
     """What was read from the trace of a profiler, with the memory that its tree of events names.
 
-    Only the trace has a device's kernels, and only the tree the memory behind a tensor. An op is
-    the same if its name is, and its start to the nanosecond.
+    Only the trace has a device's kernels, and only the tree the memory behind a tensor.
     """
     results = getattr(profiler, "kineto_results", None)
     tree = getattr(results, "experimental_event_tree", None)
@@ -226,45 +221,7 @@ def with_memory(recording: Recording, profiler: Any) -> Recording:
         lost = "does not name the memory behind tensors; round trips are not known"
         recording.notices.append(f"torch {torch.__version__} {lost}")
         return recording
-    place = _places(recording.events, named.events)
-    ops = sum(event.kind == OP for event in recording.events)
-    matched = sum(recording.events[here].kind == OP for here in place.values())
-    if matched < _LEAST_MATCHED * ops:
-        recording.notices.append(
-            f"only {matched} of {ops} ops of the trace are in the profiler's tree of events, so "
-            "memory round trips are not known"
-        )
-        return recording
-    events = list(recording.events)
-    for there, here in place.items():
-        if events[here].kind == OP:
-            events[here] = replace(events[here], inputs=named.events[there].inputs)
-
-    def around(there: int) -> int:
-        while there >= 0 and there not in place:
-            there = named.events[there].parent
-        return place.get(there, -1)
-
-    on_device = any(reader.on_device.values())
-    kept = [
-        replace(one, event=around(one.event))
-        for one in named.allocations
-        if not on_device or reader.on_device.get(one.storage, False)
-    ]
-    return replace(recording, events=events, allocations=kept)
-
-
-def _places(events: Sequence[Event], others: Sequence[Event]) -> dict[int, int]:
-    """Index among `others` -> the index of the same event among `events`."""
-    at = {(e.kind, e.name, round(1e3 * e.start_us)): here for here, e in enumerate(events)}
-    found: dict[int, int] = {}
-    for there, event in enumerate(others):
-        ns = round(1e3 * event.start_us)
-        keys = ((event.kind, event.name, ns + off) for off in (0, 1, -1))
-        here = next((at[key] for key in keys if key in at), None)
-        if here is not None:
-            found[there] = here
-    return found
+    return joined_memory(recording, named, reader.on_device)
 
 
 def _find_step(roots: list[Any]) -> Any:
@@ -359,8 +316,8 @@ class _ProfilerReader:
             size = self._optional(fields, "alloc_size")
             if storage is not None and size is not None:
                 time_us = (node.start_time_ns - origin_ns) / 1e3
-                where = getattr(fields, "device", None)
-                self.on_device[storage] = where is not None and where.type != "cpu"
+                device = getattr(fields, "device", None)
+                self.on_device[storage] = device is not None and device.type != "cpu"
                 self.allocations.append(
                     MemoryEvent(time_us=time_us, storage=storage, bytes=size, event=parent)
                 )
