@@ -225,7 +225,7 @@ void run_sums(DType dtype, const SumsLayout& sums, void* stream) {
 
 NarrowPlan plan_narrow(const NarrowCall& call) { return plan(call, false, 0); }
 NarrowPlan plan_narrow_backward(const NarrowBackwardCall& call) {
-  if (!size_problem(call).empty()) return plan(call, true, 0);
+  if (!call.gradients || !size_problem(call).empty()) return plan(call, true, 0);
   return plan(call, true, size_t(sums_of(call, nullptr).size));
 }
 

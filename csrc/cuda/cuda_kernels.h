@@ -54,7 +54,7 @@ struct NarrowPlan {
   int blocks = 0;
   size_t shared = 0;      // bytes of shared memory of a block
   bool resident = false;  // all weights stay in shared memory
-  size_t workspace = 0;   // floats that a backward needs
+  size_t workspace = 0;   // floats that a backward needs; 0 as long as `gradients` is null
 };
 NarrowPlan plan_narrow(const NarrowCall& call);
 NarrowPlan plan_narrow_backward(const NarrowBackwardCall& call);

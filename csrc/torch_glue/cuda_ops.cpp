@@ -91,20 +91,21 @@ class CudaChain {
   // Gradients of x and the tensors; undefined where none is needed.
   std::vector<Tensor> backward(const Tensor& grad, TensorList saved, const Flags& needed) const {
     const Tensor d = rows_of(grad);
+    const auto training = training_layers(spec_, false, saved, masks_);
+    cuda::NarrowBackwardCall call;
+    fill(call, training.data(), spec_.size());
+    call.grad_y = matrix(d);
+    if (!cuda::plan_narrow_backward(call).problem.empty())
+      return products_.backward(d, x_, rows(saved), needed.data());
     std::vector<Tensor> grads(1 + params_.size());
     if (needed[0]) grads[0] = at::empty(x_.sizes(), x_.options());
     for (size_t i = 0; i < params_.size(); ++i)
       if (needed[1 + i]) grads[1 + i] = at::empty(params_[i].sizes(), params_[i].options());
-    const auto training = training_layers(spec_, false, saved, masks_);
     const GradientPlaces places =
         layer_gradients({grads.begin() + 1, grads.end()}, spec_, sizes_, x_.element_size());
-    cuda::NarrowBackwardCall call;
-    fill(call, training.data(), spec_.size());
     call.gradients = places.data();
-    call.grad_y = matrix(d);
     if (needed[0]) call.grad_x = grads[0].mutable_data_ptr();
     const cuda::NarrowPlan plan = cuda::plan_narrow_backward(call);
-    if (!plan.problem.empty()) return products_.backward(d, x_, rows(saved), needed.data());
     const Tensor workspace = at::empty({int64_t(plan.workspace)}, x_.options().dtype(at::kFloat));
     cuda::run_narrow_backward(call, plan, workspace.mutable_data_ptr<float>());
     return grads;
@@ -149,10 +150,14 @@ std::vector<Tensor> cuda_saving(const Tensor& x, TensorList params, TensorList m
   const OnDeviceOf device(x);
   std::vector<Tensor> saved;
   if (save) saved = empty_saved(x, spec, sizes);
-  std::vector<Tensor> results{values_like(x, sizes.back().N)};
+  at::DimVector shape(x.sizes());
+  shape.back() = sizes.back().N;
+  std::vector<Tensor> results;
   if (x.numel()) {
     const CudaChain chain(x, params, masks, spec, sizes, device.stream());
-    results[0] = chain.forward(saved, spec.size(), true).view(results[0].sizes());
+    results.push_back(chain.forward(saved, spec.size(), true).view(shape));
+  } else {
+    results.push_back(at::empty(shape, x.options()));
   }
   results.insert(results.end(), saved.begin(), saved.end());
   if (!save && saved_count(spec, false)) results.push_back(no_checksum(x));
