@@ -1,7 +1,7 @@
 """Every field of every kind of file, spoilt in every way: it loads and works, or one clear error.
 
 `KINDS` has, for each kind of file, a good one and what is done with a file: read it, print it, save
-it again, use it. Some mutations are tried every day, all of them by `make test-all`.
+it again, use it. Some mutations are tried every day, more by `make test-all`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.bench_samples import bench, case, cell, comparison
 from tests.support.block_profiles import blocks, fused_blocks, on_device
 from tests.support.made_profiles import make_peaks
 from tests.support.made_traces import MadeTrace
-from tests.support.mutations import Mutation, mutations, odd_bytes, sample, spoil
+from tests.support.mutations import VALUES, Mutation, mutations, odd_bytes, sample, spoil
 from torch import nn
 
 from torchweld import report
@@ -378,9 +378,11 @@ def test_a_spoilt_field_is_one_clear_error_or_none(name: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_every_field_spoilt_in_every_way(name: str, tmp_path: Path) -> None:
+def test_every_field_spoilt_in_ways_that_take_turns(name: str, tmp_path: Path) -> None:
+    """Every field in a seventh of all ways, every way in a seventh of all fields."""
+    assert len(VALUES) % 7
     kind = KINDS[name]
-    assert not failures(kind, mutations(kind.good()), tmp_path)
+    assert not failures(kind, mutations(kind.good())[::7], tmp_path)
 
 
 @pytest.mark.parametrize("name", KINDS)
