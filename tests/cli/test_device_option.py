@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from torchweld.cli import device_option
 from torchweld.cli.device_option import checked_device
 from torchweld.cli.main import run
 from torchweld.core.errors import TorchweldError
 from torchweld.core.model_inputs import Inputs, as_workloads
+from torchweld.machine import gpu_identity
+from torchweld.machine.gpu_identity import Gpu
 from torchweld.models.targets import Target, moved
 from torchweld.ops.gpu import gpu_support
 
@@ -61,3 +64,28 @@ def test_model_and_inputs_are_moved() -> None:
     assert first is second
     assert first.requires_grad
     assert first.device.type == "meta"
+
+
+def test_a_target_on_a_gpu_says_what_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(
+        name="a GPU", capability="9.0", memory_bytes=80 << 30, runtime="CUDA 13.0", driver="5"
+    )
+    monkeypatch.setattr(device_option, "gpu_here", lambda device: gpu)
+    monkeypatch.setattr(device_option, "moved", lambda target, device: target)
+    target = Target(name="t", model=nn.Linear(3, 3), workloads=(), notes=("a note",))
+    assert device_option.on_device(target, None) is target
+    assert device_option.on_device(target, torch.device("cpu")) is target
+    notes = device_option.on_device(target, torch.device("cuda:1")).notes
+    assert notes == (
+        "a note",
+        "on cuda:1: a GPU, compute capability 9.0, 85.9 GB, CUDA 13.0, driver 5",
+    )
+
+
+def test_a_driver_that_nobody_tells_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(gpu_identity.subprocess, "run", missing)
+    assert gpu_identity.driver_version() == ""
+    assert Gpu(name="a GPU").words == "a GPU"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import click
 import torch
 
 from torchweld.core.errors import TorchweldError
+from torchweld.machine.gpu_identity import gpu_here
 from torchweld.models.targets import Target, moved
 from torchweld.ops.gpu import gpu_support
 
@@ -44,5 +46,10 @@ def checked_device(text: str | None) -> torch.device | None:
 
 
 def on_device(target: Target, device: torch.device | None) -> Target:
-    """The target as it is, or moved."""
-    return target if device is None else moved(target, device)
+    """The target as it is, or moved; with a note of the GPU that it is on."""
+    if device is None:
+        return target
+    there = moved(target, device)
+    if device.type == "cpu":
+        return there
+    return replace(there, notes=(*there.notes, f"on {device}: {gpu_here(device).words}"))

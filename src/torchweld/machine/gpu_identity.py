@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from torchweld.core.number_text import size
 from torchweld.core.record_fields import Count
 
 # It asks every GPU of the machine.
@@ -28,6 +29,16 @@ class Gpu:
     processors: Count = 0
     runtime: str = ""
     driver: str = ""
+
+    @property
+    def words(self) -> str:
+        """`NVIDIA A100, compute capability 8.0, 40 GB, CUDA 13.0, driver 580.65`."""
+        capability = self.capability
+        if capability[:1].isdigit():
+            capability = f"compute capability {capability}"
+        memory = size(self.memory_bytes) if self.memory_bytes else ""
+        driver = f"driver {self.driver}" if self.driver else ""
+        return ", ".join(filter(None, (self.name, capability, memory, self.runtime, driver)))
 
 
 def gpu_here(device: torch.device) -> Gpu:

@@ -108,7 +108,8 @@ def profile_page(profiles: Sequence[Profile], fates: Fates | None = None) -> Pag
     before, after = profiles
     devices = [one.device.name if one.device is not None else "none" for one in profiles]
     sides = side_of(before, BEFORE, fates=fates), side_of(after, AFTER, fates=fates)
-    return _compared(*sides, devices)
+    page = _compared(*sides, devices)
+    return replace(page, environment=(*page.environment, *device_rows(after)))
 
 
 def plan_page(made: Plan | PlanWithRounds) -> Page:

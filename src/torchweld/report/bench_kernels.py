@@ -12,7 +12,7 @@ from torchweld.bench.kernel_counts import KernelCost
 from torchweld.bench.kernel_goals import KernelVerdict
 from torchweld.core.measured_speed import Speed
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.number_text import counted, figure, size
+from torchweld.core.number_text import counted, figure
 from torchweld.core.safe_text import clean
 from torchweld.report.bench_tables import Cells, fitted, interval_text, shown, speed_text, wider
 from torchweld.report.text_style import heading
@@ -30,15 +30,8 @@ def device_words(bench: Bench) -> str:
     gpu = bench.gpu
     if gpu is None:
         return bench.device
-    parts = [
-        clean(gpu.name),
-        f"compute capability {gpu.capability}" if gpu.capability[:1].isdigit() else gpu.capability,
-        size(gpu.memory_bytes) if gpu.memory_bytes else "",
-        gpu.runtime,
-        f"driver {gpu.driver}" if gpu.driver else "",
-        *(f"{clean(name)} {clean(version)}" for name, version in bench.versions.items()),
-    ]
-    return ", ".join(clean(part) for part in parts if part)
+    versions = (f"{name} {version}" for name, version in bench.versions.items())
+    return clean(", ".join((gpu.words, *versions)))
 
 
 def kernel_columns(bench: Bench) -> dict[str, Cells]:
