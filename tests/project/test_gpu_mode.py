@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.gpu_device import (
     DEVICE_VARIABLE,
     Noted,
@@ -16,9 +17,10 @@ from tests.support.gpu_device import (
     kernels_of,
     main,
     on_real_gpu,
+    real_gpu,
 )
 
-from torchweld.ops.gpu import gpu_support
+from torchweld.ops.gpu import gpu_launches, gpu_support
 
 ROOT = Path(__file__).parents[2]
 FUSED = ROOT / "tests" / "traces" / "a100_triton_fused.json.gz"
@@ -89,3 +91,35 @@ def test_names_that_a_test_forgets_are_still_checked() -> None:
     noted.clear()
     assert list(noted) == []
     assert noted.ever == {"torchweld_linear"}
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_tensors_are_made_on_the_device_and_launches_are_noted() -> None:
+    """On `meta`, in place of a GPU that is not here."""
+    with real_gpu(device="meta"):
+        assert torch.ones(2).device.type == "meta"
+        assert gpu_launches.launched() == []
+    assert torch.ones(2).device.type == "cpu"
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_kernel_that_no_trace_has_fails_its_test() -> None:
+    if not gpu_support.absence():
+        pytest.skip("there is a GPU here, whose kernels the trace may have")
+
+    def unseen(noted: str, *more: str) -> None:
+        with real_gpu(lambda: more, device="cpu"):
+            torch.ones(2).exp()
+            gpu_launches.note(noted)
+            gpu_launches.forget()
+
+    with pytest.raises(AssertionError, match=r"torchweld_linear launched, .* no kernel at all"):
+        unseen("torchweld_linear")
+    with pytest.raises(AssertionError, match=r"cuda_narrow, torchweld_linear launched"):
+        unseen("torchweld_linear", "torchweld_cuda_narrow")
+    assert gpu_launches.launched() == []
