@@ -13,6 +13,7 @@ from torchweld.bench import bench_participants, plan
 from torchweld.bench.bench_presets import preset_named
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.runtimes.runtime_names import RUNTIMES
+from torchweld.bench.runtimes.torch_runtimes import CompiledRuntime
 from torchweld.cli import bench_command as bench_verb
 from torchweld.core.errors import TorchweldError
 from torchweld.machine.gpu_identity import Gpu
@@ -57,6 +58,15 @@ def test_it_runs_on_the_cpu_from_end_to_end(bench: Bencher, tmp_path: Path) -> N
     assert all(result["cost"]["kernels"] is None for result in results)
     assert all(result["refused"] is None for result in results)
     assert "GeGLU" in page.read_text()
+
+
+def test_the_presets_own_peers_on_the_cpu(bench: Bencher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger is left out with the reason; torch.compile takes part where it can."""
+    monkeypatch.setattr(CompiledRuntime, "absent", lambda self, whole_model: "it takes long")
+    code, out, err = bench(*BLOG)
+    assert (code, err) == (0, "")
+    assert "left out: liger: it runs on cuda, and this bench on cpu" in out
+    assert "left out: compile: it takes long" in out
 
 
 def test_on_the_cpu_there_are_no_columns_of_kernels(bench: Bencher) -> None:

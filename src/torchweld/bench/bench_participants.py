@@ -139,7 +139,8 @@ def plan(
     if len(set(backends)) < len(backends):
         raise TorchweldError(f"backends are {', '.join(backends)}; name each once")
     on_gpu = device.type != "cpu"
-    peers = _peers(against, GPU_PEERS if on_gpu else BLOCK_PEERS)
+    # A preset names peers for GPUs that are left out on the CPU, with the reason.
+    peers = _peers(against, GPU_PEERS if on_gpu else tuple(dict.fromkeys(BLOCK_PEERS + GPU_PEERS)))
     if is_training(cases):
         if on_gpu:
             raise TorchweldError(NO_TRAINING)
