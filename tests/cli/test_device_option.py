@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 import torch
 from torch import nn
@@ -86,6 +88,6 @@ def test_a_driver_that_nobody_tells_is_left_out(monkeypatch: pytest.MonkeyPatch)
     def missing(*_: object, **__: object) -> None:
         raise FileNotFoundError("nvidia-smi")
 
-    monkeypatch.setattr(gpu_identity.subprocess, "run", missing)
+    monkeypatch.setattr(subprocess, "run", missing)
     assert gpu_identity.driver_version() == ""
     assert Gpu(name="a GPU").words == "a GPU"
