@@ -71,29 +71,29 @@ class TunedGpu:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TunedGpu]:
+def tuned_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TunedGpu]:
     yield TunedGpu(monkeypatch, tmp_path)
     tile_tuning._kept.cache_clear()
 
 
-def test_a_new_product_is_timed_once_and_kept_on_disk(gpu: TunedGpu, tmp_path: Path) -> None:
-    assert gpu.product(100).rows == 32
-    assert tuple(gpu.timed) == kernel_tiles.candidates("linear", False, HALF)
-    assert gpu.product(120).rows == 32  # of the same class
-    assert len(gpu.timed) == 6
+def test_a_new_product_is_timed_once_and_kept_on_disk(tuned_gpu: TunedGpu, tmp_path: Path) -> None:
+    assert tuned_gpu.product(100).rows == 32
+    assert tuple(tuned_gpu.timed) == kernel_tiles.candidates("linear", False, HALF)
+    assert tuned_gpu.product(120).rows == 32  # of the same class
+    assert len(tuned_gpu.timed) == 6
     tile_tuning._kept.cache_clear()  # as a new process does
-    assert gpu.product(100).rows == 32
-    assert len(gpu.timed) == 6
+    assert tuned_gpu.product(100).rows == 32
+    assert len(tuned_gpu.timed) == 6
     (tmp_path / "0.json").write_text("no tiles")
     tile_tuning._kept.cache_clear()
-    assert gpu.product(100).rows == 32
-    assert len(gpu.timed) == 12
+    assert tuned_gpu.product(100).rows == 32
+    assert len(tuned_gpu.timed) == 12
 
 
-def test_each_device_has_its_own_tiles(gpu: TunedGpu, tmp_path: Path) -> None:
-    gpu.product()
-    gpu.product(device=SECOND)
-    assert len(gpu.timed) == 12
+def test_each_device_has_its_own_tiles(tuned_gpu: TunedGpu, tmp_path: Path) -> None:
+    tuned_gpu.product()
+    tuned_gpu.product(device=SECOND)
+    assert len(tuned_gpu.timed) == 12
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json"]
 
 
@@ -108,64 +108,64 @@ def test_without_timing_the_shape_decides() -> None:
 
 @pytest.mark.parametrize("how", ["variable", "with", "deterministic"])
 def test_tuning_can_be_switched_off(
-    gpu: TunedGpu, monkeypatch: pytest.MonkeyPatch, how: str
+    tuned_gpu: TunedGpu, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Then a tile that was measured before does not count either."""
-    gpu.product()
-    gpu.timed.clear()
+    tuned_gpu.product()
+    tuned_gpu.timed.clear()
     if how == "variable":
         monkeypatch.setenv("TORCHWELD_GPU_TUNING", "0")
-        found = gpu.product()
+        found = tuned_gpu.product()
     elif how == "with":
         with tile_tuning.tuning(False):
-            found = gpu.product()
-        assert gpu.product().rows == 32
+            found = tuned_gpu.product()
+        assert tuned_gpu.product().rows == 32
     else:
         torch.use_deterministic_algorithms(True)
         try:
-            found = gpu.product()
+            found = tuned_gpu.product()
         finally:
             torch.use_deterministic_algorithms(False)
     assert found == STATED
-    assert gpu.timed == []
+    assert tuned_gpu.timed == []
 
 
-def test_nothing_is_timed_while_a_graph_is_captured(gpu: TunedGpu, tmp_path: Path) -> None:
-    gpu.capturing.add(FIRST)
-    assert gpu.product() == STATED
-    assert gpu.timed == []
+def test_nothing_is_timed_while_a_graph_is_captured(tuned_gpu: TunedGpu, tmp_path: Path) -> None:
+    tuned_gpu.capturing.add(FIRST)
+    assert tuned_gpu.product() == STATED
+    assert tuned_gpu.timed == []
     assert list(tmp_path.iterdir()) == []
-    gpu.capturing.clear()
-    assert gpu.product().rows == 32  # what the capture took was not kept
+    tuned_gpu.capturing.clear()
+    assert tuned_gpu.product().rows == 32  # what the capture took was not kept
 
 
-def test_a_capture_takes_the_tile_that_was_measured_before(gpu: TunedGpu) -> None:
+def test_a_capture_takes_the_tile_that_was_measured_before(tuned_gpu: TunedGpu) -> None:
     """It is compiled; another one would be compiled and loaded inside the capture."""
-    gpu.product()
-    gpu.capturing.add(FIRST)
-    assert gpu.product().rows == 32
+    tuned_gpu.product()
+    tuned_gpu.capturing.add(FIRST)
+    assert tuned_gpu.product().rows == 32
 
 
-def test_the_stream_of_the_tensors_device_is_asked(gpu: TunedGpu) -> None:
-    gpu.capturing.add(SECOND)
-    assert gpu.product(device=SECOND) == STATED
-    assert gpu.product(device=FIRST).rows == 32
+def test_the_stream_of_the_tensors_device_is_asked(tuned_gpu: TunedGpu) -> None:
+    tuned_gpu.capturing.add(SECOND)
+    assert tuned_gpu.product(device=SECOND) == STATED
+    assert tuned_gpu.product(device=FIRST).rows == 32
 
 
-def test_kernels_are_launched_on_the_device_of_their_tensors(gpu: TunedGpu) -> None:
+def test_kernels_are_launched_on_the_device_of_their_tensors(tuned_gpu: TunedGpu) -> None:
     ran_on: list[torch.device] = []
 
     class Kernel:
         __name__ = "one"
 
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *given, **by: ran_on.append(gpu.current)
+            return lambda *given, **by: ran_on.append(tuned_gpu.current)
 
     gpu_launches.forget()
     for device in (SECOND, FIRST):
         triton_launches.launch(Kernel(), (1,), POINTWISE, on_gpu(device))
     assert ran_on == [SECOND, FIRST]
-    assert gpu.current == FIRST
+    assert tuned_gpu.current == FIRST
     assert gpu_launches.launched() == ["one", "one"]
 
 
