@@ -160,7 +160,7 @@ __device__ void store_input_gradients(const NarrowChain& chain, int64_t row0,
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
     torchweld_cuda_narrow_backward(const __grid_constant__ NarrowChain chain, const T* grad_y) {
   TORCHWELD_SHARED_MEMORY(memory);
   T* const values = reinterpret_cast<T*>(memory + chain.values);

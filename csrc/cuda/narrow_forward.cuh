@@ -101,7 +101,7 @@ __device__ void finish_layer(const NarrowChain& chain, const NarrowLayer& layer,
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
     torchweld_cuda_narrow(const __grid_constant__ NarrowChain chain, T* y) {
   TORCHWELD_SHARED_MEMORY(memory);
   T* input = reinterpret_cast<T*>(memory + chain.values);

@@ -7,6 +7,7 @@ The file is under review: a change in it is a change of the kernels.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -94,11 +95,13 @@ def uses(said: str) -> dict[str, KernelUse]:
 
 def instructions(target: str) -> dict[str, int]:
     """How often the compiled file has each product instruction of tensor cores."""
-    tool = shutil.which("cuobjdump")
-    assert tool is not None, "cuobjdump comes with nvcc"
+    triton = importlib.util.find_spec("triton")
+    assert triton is not None, "Triton brings cuobjdump along; an nvcc may come without"
+    assert triton.origin is not None
+    tool = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     made = ROOT / "build" / "cuda-compiled" / f"cuda_kernels.{target}.o"
     said = subprocess.run(
-        [tool, "-sass", str(made)], capture_output=True, text=True, check=True
+        [str(tool), "-sass", str(made)], capture_output=True, text=True, check=True
     ).stdout
     return {name: len(re.findall(rf"\b{name}\b", said)) for name in ("HMMA", "LDSM")}
 
