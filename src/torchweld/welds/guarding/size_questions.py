@@ -25,6 +25,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from torchweld.welds.guarding.executed_code import is_users
+from torchweld.welds.refusal_reasons import is_ours
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -45,17 +46,25 @@ _METHODS = _codes()
 _TRUTH = torch.SymBool.__bool__.__code__
 
 # They run inside of symbols, and count as torch.
-_PACKAGES = ("torch", "sympy", "mpmath")
 _FOLDERS = tuple(os.path.dirname(str(one.__file__)) + os.sep for one in (torch, sympy, mpmath))
+# Of torch, but they only pass calls on to the model's code.
+_PASSING = (str(torch.nn.modules.module.__file__), str(torch.utils._contextlib.__file__))
 
 
 def _is_models(frame: FrameType) -> bool:
     """Whether a frame runs code of the model."""
     file = frame.f_code.co_filename
-    if file.startswith("<"):  # generated, as the methods of a dataclass are
-        name = str(frame.f_globals.get("__name__", ""))
-        return name.partition(".")[0] not in _PACKAGES and is_users(file)
-    return is_users(file) and not file.startswith(_FOLDERS)
+    if not file.startswith("<"):
+        return is_users(file) and not file.startswith(_FOLDERS)
+    # Generated, as the methods of a dataclass are: it belongs to whoever calls it.
+    caller = frame.f_back
+    while caller is not None and _passes_on(caller.f_code.co_filename):
+        caller = caller.f_back
+    return not file.startswith("<frozen ") and (caller is None or _is_models(caller))
+
+
+def _passes_on(file: str) -> bool:
+    return file in _PASSING or is_ours(file)
 
 
 class SizeQuestions:
