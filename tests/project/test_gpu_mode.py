@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -55,8 +56,10 @@ def test_the_check_is_a_program_of_its_own() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_asks_for_the_gpu_before_the_tests() -> None:
+    # Of its own, also if make runs the tests: a make inside make says where it is.
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
-        ["make", "-n", "gpu-test"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "-n", "gpu-test"], cwd=ROOT, capture_output=True, text=True, check=True, env=alone
     )
     asked, tests = done.stdout.strip().splitlines()[-2:]
     assert asked.endswith("-m tests.support.gpu_device")
@@ -111,6 +114,7 @@ def test_tensors_are_made_on_the_device_and_launches_are_noted() -> None:
 def test_a_kernel_that_no_trace_has_fails_its_test() -> None:
     if not gpu_support.absence():
         pytest.skip("there is a GPU here, whose kernels the trace may have")
+    gpu_launches.forget()  # what earlier tests launched
 
     def unseen(noted: str, *more: str) -> None:
         with real_gpu(lambda: more, device="cpu"):

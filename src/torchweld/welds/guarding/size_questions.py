@@ -23,8 +23,9 @@ from typing import Any
 import mpmath
 import sympy  # type: ignore[import-untyped]
 import torch
+import torch.utils.checkpoint
 
-from torchweld.welds.guarding.executed_code import is_users
+from torchweld.welds.guarding.executed_code import is_installed, is_library, is_users
 from torchweld.welds.refusal_reasons import is_ours
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -48,29 +49,43 @@ _TRUTH = torch.SymBool.__bool__.__code__
 # They run inside of symbols, and count as torch.
 _FOLDERS = tuple(os.path.dirname(str(one.__file__)) + os.sep for one in (torch, sympy, mpmath))
 # Of torch, but they only pass calls on to the model's code.
-_PASSING = (str(torch.nn.modules.module.__file__), str(torch.utils._contextlib.__file__))
+_PASSING = (
+    os.path.dirname(str(torch.nn.__file__)) + os.sep,
+    str(torch.utils._contextlib.__file__),
+    str(torch.utils.checkpoint.__file__),
+)
 
 
 def _is_models(frame: FrameType) -> bool:
-    """Whether a frame runs code of the model."""
+    """Whether a frame runs code of the model.
+
+    Generated code and code of installed packages belong to whoever calls them: torch makes classes
+    and writes logs while it adds conditions on symbols.
+    """
     file = frame.f_code.co_filename
-    if not file.startswith("<"):
-        return is_users(file) and not file.startswith(_FOLDERS)
-    # Generated, as the methods of a dataclass are: it belongs to whoever calls it.
+    if file.startswith((*_FOLDERS, "<frozen ")) or not is_users(file):
+        return False
+    if not file.startswith("<") and not is_installed(file):
+        return True
     caller = frame.f_back
     while caller is not None and _passes_on(caller.f_code.co_filename):
         caller = caller.f_back
-    return not file.startswith("<frozen ") and (caller is None or _is_models(caller))
+    return caller is None or is_ours(caller.f_code.co_filename) or _is_models(caller)
 
 
 def _passes_on(file: str) -> bool:
-    return file in _PASSING or is_ours(file)
+    return file.startswith(_PASSING) or (is_library(file) and not file.startswith(_FOLDERS))
+
+
+# Builtins that answer for a symbol otherwise than for an int, without another way being taken.
+_TELLING = frozenset(map(id, (getattr, hasattr, callable, id, vars, dir)))
 
 
 class SizeQuestions:
     """What was asked while it watched.
 
-    `escaped`: a size was made text, or compared without a decision. `steps`: every instruction of
+    `escaped`: a size was made text, was compared without a decision, or may have been asked for an
+    attribute. `steps`: every instruction of
     the model's code that ran. `compared_identity`: two objects were compared by `is`, neither of
     them a constant; equal sizes may be one object or two.
     """
@@ -78,12 +93,12 @@ class SizeQuestions:
     def __init__(self) -> None:
         self.steps: list[tuple[CodeType, int]] = []
         self.compared_identity = False
-        self._written = False
+        self._written = self._told = False
         self._undecided: dict[int, torch.SymBool] = {}
 
     @property
     def escaped(self) -> bool:
-        return self._written or bool(self._undecided)
+        return self._written or self._told or bool(self._undecided)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -99,6 +114,9 @@ class SizeQuestions:
     # ---- symbols ----
 
     def _on_symbol(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            self._told |= id(argument) in _TELLING and _is_models(frame)
+            return
         code = frame.f_code
         if code not in _METHODS:
             return
