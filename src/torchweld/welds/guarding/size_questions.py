@@ -4,7 +4,7 @@ A symbol notes the conditions that were decided on it, and no others. Three thin
 they are watched here:
 
 - a comparison whose answer is an object that nobody asks for its truth: `(n == 3) is True`
-- text made of a size, or its hash
+- text made of a size, its hash, or an attribute that an int has: `getattr(n, "real", 4)`
 - code that goes another way since a symbol is no int: `isinstance(n, int) and n == 3`. So what runs
   is followed instruction by instruction, and must be what runs on numbers.
 """
