@@ -34,6 +34,7 @@ from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.gpu_identity import Gpu
 from torchweld.ops.backends import BACKENDS
 from torchweld.ops.backends.backend import CountsKernels
+from torchweld.pages.bench_view import bench_launches
 from torchweld.pages.page_environment import of_bench
 from torchweld.report.bench_kernels import kernels_section
 from torchweld.report.text_style import to_text
@@ -203,14 +204,25 @@ def test_kernels_that_were_not_seen_are_said_so() -> None:
     assert "1 of 2 sides" in text
 
 
-def test_the_page_says_what_the_gpu_is_and_what_ran() -> None:
+def test_the_page_says_what_the_gpu_is() -> None:
     rows = dict(of_bench(gpu_bench(eager=cost(EAGER), ours=cost(WELDED))))
     assert rows["GPU"] == "NVIDIA A100-SXM4-40GB"
     assert rows["GPU driver"] == "580.65"
     assert rows["triton"] == "3.7.1"
-    (kernels,) = (value for name, value in rows.items() if name.startswith("kernels, eager"))
-    assert f"3 × {GEMM}" in kernels
-    assert "5 launches" in kernels
+
+
+def test_the_page_has_what_every_side_launched() -> None:
+    eager, ours = bench_launches(gpu_bench(eager=cost(EAGER), ours=cost(WELDED)))
+    assert (eager.side, ours.side) == ("eager", OURS)
+    assert (eager.kernels, eager.kinds) == (5, "3 gemm, 2 pointwise")
+    assert (eager.verdict, ours.verdict) == ("as expected", "as expected")
+    assert {row.name: row.count for row in eager.rows}[GEMM] == 3
+    assert eager.call_us == 700.0 > ours.call_us
+    unseen, _ = bench_launches(gpu_bench(eager=NotMeasured("nobody saw it"), ours=cost(WELDED)))
+    assert unseen.kernels == unseen.kernel_us == NotMeasured("nobody saw it")
+    assert (unseen.kinds, unseen.rows, unseen.verdict) == ("", (), "not measured")
+    on_cpu = replace(gpu_bench(eager=cost(EAGER), ours=cost(WELDED)), device="cpu")
+    assert bench_launches(on_cpu) == ()
 
 
 def test_a_bench_on_a_gpu_saves_and_loads() -> None:

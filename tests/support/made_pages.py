@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
+from torchweld.bench.kernel_counts import KernelRow
 from torchweld.core.not_measured import NotMeasured
 from torchweld.findings.finding import Finding
 from torchweld.pages.page_records import (
@@ -21,6 +22,7 @@ from torchweld.pages.page_records import (
     Curve,
     CurvePlot,
     CurvePoint,
+    DeviceView,
     ErrorRow,
     Fate,
     Flame,
@@ -29,6 +31,7 @@ from torchweld.pages.page_records import (
     HistoryPlot,
     HistoryPoint,
     Lane,
+    LaunchedRow,
     MapCell,
     MemoryView,
     ModuleRow,
@@ -39,7 +42,9 @@ from torchweld.pages.page_records import (
     Strip,
     Timeline,
 )
+from torchweld.profiles.accounting.device_products import CallRow, HostTimes, ProductRow
 from torchweld.profiles.accounting.time_splits import Split
+from torchweld.profiles.attributing.gemm_names import GemmName
 from torchweld.profiles.profile import About
 
 HOSTILE = "<script>alert(1)</script>"
@@ -453,11 +458,75 @@ def made_side(name: str, welded: bool, device: bool) -> PageSide:
             Roof(name="memory", gbps=11.4),
         ),
         points=points_of(tree, welded),
+        device=device_of_made(tree.time_us) if device else None,
         memory=memory_of(tree.time_us, 21_400_000 if welded else 34_800_000),
         findings=findings_of(tree.time_us) if not welded else (),
         faults_per_step=812.0 if not welded else BUSY,
         notices=("One of 20 rounds was disturbed and left out.",) if not welded else (),
     )
+
+
+def device_of_made(step_us: float) -> DeviceView:
+    """A name that tells all, one that tells a part, and one that is no name of a product."""
+    told = GemmName(
+        maker="cuBLAS", tile=(128, 128, 64), layout="nn", dtype="bfloat16", tensor_cores=True
+    )
+    partly = GemmName(maker="Triton", dtype="float32", tensor_cores=False)
+    rows = [("ampere_bf16_gemm", told, 48), ("triton_mm", partly, 12), (HOSTILE, None, 3)]
+    products = [
+        ProductRow(name=name, gemm=gemm, count=count, us=step_us * count / 120)
+        for name, gemm, count in rows
+    ]
+    calls = [
+        ("cudaLaunchKernel", 210, 0.09),
+        ("cudaStreamSynchronize", 1, 0.04),
+        (HOSTILE, 2, 0.01),
+    ]
+    return DeviceView(
+        name="NVIDIA A100-SXM4-40GB",
+        host=HostTimes(
+            ops=190,
+            ops_us=step_us * 0.8,
+            launch_us=step_us * 0.09,
+            occupancy_us=0.0,
+            waiting_us=step_us * 0.04,
+            calls=tuple(
+                CallRow(name=name, count=count, us=step_us * part) for name, count, part in calls
+            ),
+        ),
+        launches=212,
+        occupancy_queries=0,
+        kernels=212,
+        launched_us=step_us * 0.7,
+        compute_us=step_us * 0.66,
+        non_compute_us=step_us * 0.02,
+        idle_us=step_us * 0.32,
+        products=tuple(products),
+        cores="76 % of the products' time on tensor cores, 19 % not, 4.8 % not told by names",
+    )
+
+
+def launches_of() -> tuple[LaunchedRow, ...]:
+    """One side as expected, one that differs, one that nobody saw."""
+    gemm = KernelRow(name="ampere_bf16_gemm", category="gemm", count=3, us=410.0)
+    pointwise = KernelRow(name=HOSTILE, category="pointwise", count=2, us=64.0)
+    unseen = NotMeasured("torch.profiler recorded no kernel")
+    cell = "GeGLU 64×128"
+    return (
+        LaunchedRow(
+            cell=cell, side="eager", kernels=5, kinds="3 gemm, 2 pointwise", kernel_us=474.0,
+            launch_us=31.0, host_us=88.0, call_us=520.0, verdict="as expected",
+            rows=(gemm, pointwise),
+        ),
+        LaunchedRow(
+            cell=cell, side="cublas natural", kernels=3, kinds="3 gemm", kernel_us=410.0,
+            launch_us=19.0, host_us=None, call_us=455.0, verdict="differs", rows=(gemm,),
+        ),
+        LaunchedRow(
+            cell=cell, side="liger", kernels=unseen, kinds="", kernel_us=unseen,
+            launch_us=unseen, host_us=unseen, call_us=500.0, verdict="",
+        ),
+    )  # fmt: skip
 
 
 ROWS = (1, 4, 16, 64, 256, 1024)
@@ -634,6 +703,7 @@ def made_page() -> Page:
         blocks=blocks_of(),
         curves=curves_of(),
         maps=(map_of(),),
+        launched=launches_of(),
         history=(history_of(),),
         errors=errors_of(),
         strips=strips_of(),

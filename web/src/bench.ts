@@ -7,9 +7,24 @@ import { blank, bottomAxis, tickText, type Area } from "./axes";
 import { drawnToFit, html, offstage, svg, type Child } from "./dom";
 import { legendOf } from "./flame_section";
 import { fitted } from "./flame_view";
-import { count, counted, interval, ratio, reason, sentences } from "./number_text";
-import { finite, type CrossoverMap, type CurvePlot, type MapCell, type Page } from "./page_data";
-import { exactInterval, exactRatio, figureOf, type Section, type Table } from "./plot";
+import { count, counted, duration, interval, ratio, reason, sentences } from "./number_text";
+import {
+  finite,
+  type CrossoverMap,
+  type CurvePlot,
+  type LaunchedRow,
+  type MapCell,
+  type Page,
+} from "./page_data";
+import {
+  exact,
+  exactInterval,
+  exactRatio,
+  figureOf,
+  titledTable,
+  type Section,
+  type Table,
+} from "./plot";
 import { ends, speedFrame, speedScale } from "./speed_plot";
 import { withTooltips } from "./tooltip";
 
@@ -18,11 +33,13 @@ export function benchSection(page: Page): Section | null {
   const curves = (page.curves ?? []).filter((plot) =>
     plot.curves.some((one) => one.points.length > 0),
   );
-  if (maps.length === 0 && curves.length === 0) return null;
+  const launched = page.launched ?? [];
+  if (maps.length + curves.length + launched.length === 0) return null;
   const content: Child[] = maps.map((map, i) => crossover(map, i));
   if (curves.length > 0) {
     content.push(html("div", { class: "small-plots" }, ...curves.map(curvesOf)));
   }
+  if (launched.length > 0) content.push(...launchesOf(launched));
   return { id: "bench", title: "Speed by shape", short: "Bench", content };
 }
 
@@ -281,3 +298,56 @@ function curveNames(
 
 /** Lines differ in their dashes as well. */
 const DASHES = ["", " dashed", " dotted"];
+
+/** What a call of each side launches on a GPU. */
+function launchesOf(launched: LaunchedRow[]): Child[] {
+  const differ = launched.filter((row) => row.verdict === "differs").length;
+  const unseen = launched.map((row) => reason(row.kernels)).filter((why) => why !== "");
+  const note = sentences([
+    differ > 0 ? `${counted(differ, "side")} did not launch what was expected` : "",
+    ...new Set(unseen),
+  ]);
+  return [
+    titledTable("bench-launches", "What a call launches", launchTable(launched), note),
+    titledTable("bench-kernels", "Kernels of a call", kernelTable(launched)),
+  ];
+}
+
+function launchTable(launched: LaunchedRow[]): Table {
+  const time = (name: string) => ({ name, show: duration });
+  return {
+    columns: [
+      { name: "cell" },
+      { name: "side", brief: true },
+      { name: "kernels" },
+      time("kernel time"),
+      time("host"),
+      time("launches"),
+      time("call"),
+      { name: "expected", brief: true },
+    ],
+    rows: launched.map((row) => [
+      row.cell,
+      row.side,
+      row.kinds || "not measured",
+      ...[row.kernel_us, row.host_us, row.launch_us, row.call_us].map((us) => exact(us, duration)),
+      { "as expected": "yes", differs: "no", "not measured": "not measured", "": "" }[row.verdict],
+    ]),
+  };
+}
+
+function kernelTable(launched: LaunchedRow[]): Table {
+  return {
+    columns: [
+      { name: "cell" },
+      { name: "side" },
+      { name: "kernel" },
+      { name: "kind" },
+      { name: "count", show: count },
+      { name: "time", show: duration },
+    ],
+    rows: launched.flatMap(({ cell, side, rows }) =>
+      (rows ?? []).map((one) => [cell, side, one.name, one.category, one.count, one.us]),
+    ),
+  };
+}

@@ -1,6 +1,7 @@
 /** Reads the data in the page and builds its sections, each only if there is something to show. */
 
 import { benchSection } from "./bench";
+import { deviceSection } from "./device";
 import { drawWhatIsSeen } from "./dom";
 import { environmentSection } from "./environment";
 import { findingsSection } from "./findings";
@@ -32,6 +33,7 @@ function build(page: Page): void {
     weldedSection,
     flameSection,
     timelineSection,
+    deviceSection,
     rooflineSection,
     memorySection,
     benchSection,

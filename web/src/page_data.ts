@@ -112,6 +112,51 @@ export interface Timeline {
   note?: string;
 }
 
+export interface CallRow {
+  name: string;
+  count: number;
+  us: number;
+}
+
+export interface HostTimes {
+  ops: number;
+  ops_us: number;
+  launch_us: number;
+  occupancy_us: number;
+  waiting_us: number;
+  calls: CallRow[];
+}
+
+export interface GemmName {
+  maker: string;
+  tile?: number[] | null;
+  stages?: number | null;
+  layout?: string | null;
+  dtype?: string | null;
+  tensor_cores?: boolean | null;
+}
+
+export interface ProductRow {
+  name: string;
+  gemm: GemmName | null;
+  count: number;
+  us: number;
+}
+
+export interface DeviceView {
+  name: string;
+  host: HostTimes;
+  launches: number;
+  occupancy_queries: number;
+  kernels: number;
+  launched_us: number;
+  compute_us: number;
+  non_compute_us: number;
+  idle_us: number;
+  products: ProductRow[];
+  cores: string;
+}
+
 export interface Roof {
   name: string;
   gflops?: number | null;
@@ -157,6 +202,7 @@ export interface PageSide {
   flame?: Flame | null;
   device_flame?: Flame | null;
   timeline?: Timeline | null;
+  device?: DeviceView | null;
   roofs?: Roof[];
   points?: RoofPoint[];
   memory?: MemoryView | null;
@@ -207,6 +253,26 @@ export interface CrossoverMap {
   cells: MapCell[];
 }
 
+export interface KernelRow {
+  name: string;
+  category: string;
+  count: number;
+  us: number;
+}
+
+export interface LaunchedRow {
+  cell: string;
+  side: string;
+  kernels: number | NotMeasured;
+  kinds: string;
+  kernel_us: number | NotMeasured;
+  launch_us: number | NotMeasured;
+  host_us: number | NotMeasured | null;
+  call_us: number | NotMeasured;
+  verdict: "as expected" | "differs" | "not measured" | "";
+  rows?: KernelRow[];
+}
+
 export interface HistoryPoint {
   run: number;
   name: string;
@@ -250,6 +316,7 @@ export interface Page {
   blocks?: BlockRow[];
   curves?: CurvePlot[];
   maps?: CrossoverMap[];
+  launched?: LaunchedRow[];
   history?: HistoryPlot[];
   errors?: ErrorRow[];
   strips?: Strip[];

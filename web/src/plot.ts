@@ -104,6 +104,18 @@ export function foldedTable(title: string, make: () => Table): HTMLDetailsElemen
   return details;
 }
 
+/** A table that stands for itself. */
+export function titledTable(id: string, title: string, table: Table, note = ""): HTMLElement {
+  return html(
+    "div",
+    { class: "titled-table", id },
+    html("h3", { id: `${id}-title` }, title),
+    scrollingTable(title, table),
+    note !== "" && html("p", { class: "note" }, note),
+    copyButton("Copy as TSV", () => tsvOf(table)),
+  );
+}
+
 export function scrollingTable(title: string, table: Table): HTMLElement {
   const hidden = table.rows.length - MOST_ROWS;
   return html(

@@ -6,9 +6,11 @@ In: a `Bench`. Out: records of a page.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from torchweld.bench.bench_cases import Case
 from torchweld.bench.bench_results import Bench, Cell, Result, largest_of
+from torchweld.bench.kernel_goals import KernelVerdictWord, kernel_verdicts
 from torchweld.bench.relative_speeds import over_best
 from torchweld.core.not_measured import NotMeasured
 from torchweld.pages.page_numbers import brief, ends, ratios
@@ -18,6 +20,7 @@ from torchweld.pages.page_records import (
     CurvePlot,
     CurvePoint,
     ErrorRow,
+    LaunchedRow,
     MapCell,
     Strip,
 )
@@ -114,6 +117,44 @@ def _spot(bench: Bench, cell: Cell, row: int, column: int) -> MapCell:
     name, speed = found
     best = bench.first if speed.ahead else name if speed.behind else f"{bench.first} or {name}"
     return MapCell(row=row, column=column, best=best, speedup=brief(speed.value))
+
+
+# ---- what a GPU runs ----
+
+
+def bench_launches(bench: Bench) -> tuple[LaunchedRow, ...]:
+    """Of every side that ran, in every cell; none for a bench on the CPU."""
+    if not bench.on_gpu:
+        return ()
+    verdicts = {(one.cell, one.name): one.verdict for one in kernel_verdicts(bench)}
+    return tuple(
+        _launched(cell, result, verdicts.get((cell.name, result.name), ""))
+        for cell in bench.cells
+        for result in cell.results
+        if not result.refused
+    )
+
+
+def _launched(cell: Cell, result: Result, verdict: KernelVerdictWord | Literal[""]) -> LaunchedRow:
+    found = result.cost.kernels
+    if found is None:
+        found = NotMeasured("nobody counted them")
+
+    def figure(name: str) -> Any:
+        return found if isinstance(found, NotMeasured) else getattr(found, name)
+
+    return LaunchedRow(
+        cell=cell.name,
+        side=result.name,
+        kernels=figure("kernels"),
+        kinds="" if isinstance(found, NotMeasured) else found.words,
+        kernel_us=figure("kernel_us"),
+        launch_us=figure("launch_us"),
+        host_us=result.cost.host_us,
+        call_us=result.us,
+        verdict=verdict,
+        rows=() if isinstance(found, NotMeasured) else found.rows,
+    )
 
 
 # ---- numerics ----

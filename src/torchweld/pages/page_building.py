@@ -19,6 +19,7 @@ from torchweld.history.kept_runs import Run
 from torchweld.pages.bench_view import (
     bench_curves,
     bench_errors,
+    bench_launches,
     bench_maps,
     bench_strips,
     strips_left_out,
@@ -47,7 +48,6 @@ from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.profile import Profile
 from torchweld.report.bench_text import closing
 from torchweld.report.gate_text import outcome_lines
-from torchweld.report.host_beside_device import device_rows
 from torchweld.report.profile_verdict import verdict
 from torchweld.report.text_style import to_text
 
@@ -103,13 +103,12 @@ def profile_page(profiles: Sequence[Profile], fates: Fates | None = None) -> Pag
             title=one.about.what,
             verdict=verdict(one, account(one)).plain,
             sides=(side_of(one, fates=fates),),
-            environment=(*of_about(one.about), *device_rows(one)),
+            environment=of_about(one.about),
         )
     before, after = profiles
     devices = [one.device.name if one.device is not None else "none" for one in profiles]
     sides = side_of(before, BEFORE, fates=fates), side_of(after, AFTER, fates=fates)
-    page = _compared(*sides, devices)
-    return replace(page, environment=(*page.environment, *device_rows(after)))
+    return _compared(*sides, devices)
 
 
 def plan_page(made: Plan | PlanWithRounds) -> Page:
@@ -135,6 +134,7 @@ def bench_page(bench: Bench) -> Page:
         verdict=sentence,
         curves=bench_curves(bench),
         maps=bench_maps(bench),
+        launched=bench_launches(bench),
         errors=bench_errors(bench),
         strips=bench_strips(bench),
         environment=of_bench(bench),
@@ -195,6 +195,7 @@ def joined_pages(pages: Sequence[Page]) -> Page:
         blocks=blocks,
         curves=_once(one for page in pages for one in page.curves),
         maps=_once(one for page in pages for one in page.maps),
+        launched=_once(one for page in pages for one in page.launched),
         history=_once(one for page in pages for one in page.history),
         errors=_once(one for page in pages for one in page.errors),
         strips=_once(one for page in pages for one in page.strips),

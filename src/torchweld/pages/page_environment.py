@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from torchweld.bench.bench_results import Bench
-from torchweld.bench.kernel_goals import kernel_verdicts
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import size
 from torchweld.machine.fingerprint import Fingerprint
 from torchweld.plans.plan import Plan
 from torchweld.profiles.profile import About
-from torchweld.report.bench_kernels import kernel_lines
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -74,13 +72,11 @@ def of_bench(bench: Bench) -> Rows:
 
 
 def _gpu_rows(bench: Bench) -> Rows:
-    """The GPU, and what each side launched there: a page that is sent back says it all."""
     gpu = bench.gpu
     if gpu is None:
         return ()
     memory = size(gpu.memory_bytes) if gpu.memory_bytes else ""
     processors = str(gpu.processors) if gpu.processors else ""
-    verdicts = kernel_verdicts(bench)
     return (
         ("device", bench.device),
         ("GPU", gpu.name),
@@ -90,8 +86,6 @@ def _gpu_rows(bench: Bench) -> Rows:
         ("GPU runtime", gpu.runtime),
         ("GPU driver", gpu.driver),
         *bench.versions.items(),
-        *((f"kernels, {what}", words) for what, words in kernel_lines(bench)),
-        *((f"kernels, {one.verdict}", str(one)) for one in verdicts if one.verdict == "differs"),
     )
 
 

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from torchweld.bench.kernel_counts import KernelRow
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Amount, Count, Index, Measured
 from torchweld.core.record_format import RecordFormat
 from torchweld.core.saved_records import SavedRecord
 from torchweld.findings.finding import Finding
 from torchweld.pages.page_problems import astray, not_before, uneven
+from torchweld.profiles.accounting.device_products import HostTimes, ProductRow
 from torchweld.profiles.accounting.time_splits import Split
 from torchweld.profiles.profile import About
 from torchweld.report.flame_stacks import FRAME_KINDS as FRAME_KINDS
@@ -152,6 +154,23 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceView:
+    """What host and device did at the same time. Times in µs; the host's are under the profiler."""
+
+    name: str
+    host: HostTimes
+    launches: Count
+    occupancy_queries: Count
+    kernels: Count  # and copies
+    launched_us: float  # of them
+    compute_us: float
+    non_compute_us: float  # only copies or communication
+    idle_us: float
+    products: tuple[ProductRow, ...]  # the longest first
+    cores: str  # how much of their time was on tensor cores, in words; "" without products
+
+
+@dataclass(frozen=True, kw_only=True)
 class Roof:
     """A line of the roofline plot: one of arithmetic, or one of memory."""
 
@@ -213,6 +232,7 @@ class PageSide:
     flame: Flame | None = None  # of the host
     device_flame: Flame | None = None
     timeline: Timeline | None = None
+    device: DeviceView | None = None
     roofs: tuple[Roof, ...] = ()
     points: tuple[RoofPoint, ...] = ()
     memory: MemoryView | None = None
@@ -292,6 +312,23 @@ class CrossoverMap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchedRow:
+    """What a call of one side of a bench launches on a GPU, and what it takes. Times in µs."""
+
+    cell: str
+    side: str
+    kernels: Count | NotMeasured
+    kinds: str  # "3 gemm, 2 pointwise"
+    kernel_us: Amount | NotMeasured
+    launch_us: Amount | NotMeasured
+    host_us: Amount | NotMeasured | None
+    call_us: Amount | NotMeasured
+    # Against what is known beforehand; "" where nothing is.
+    verdict: Literal["as expected", "differs", "not measured", ""]
+    rows: tuple[KernelRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryPoint:
     run: Count
     name: str
@@ -357,6 +394,7 @@ class Page(SavedRecord):
     blocks: tuple[BlockRow, ...] = ()
     curves: tuple[CurvePlot, ...] = ()
     maps: tuple[CrossoverMap, ...] = ()
+    launched: tuple[LaunchedRow, ...] = ()
     history: tuple[HistoryPlot, ...] = ()
     errors: tuple[ErrorRow, ...] = ()
     strips: tuple[Strip, ...] = ()

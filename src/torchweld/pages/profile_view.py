@@ -12,6 +12,7 @@ from dataclasses import replace
 from torchweld.core.not_measured import NotMeasured
 from torchweld.findings import diagnose
 from torchweld.findings.finding import Finding
+from torchweld.pages.device_view import device_of
 from torchweld.pages.flame_view import device_flame, host_flame
 from torchweld.pages.memory_view import memory_of
 from torchweld.pages.page_records import Fate, ModuleRow, PageSide
@@ -51,6 +52,7 @@ def _side(profile: Profile, name: str, findings: Sequence[Finding] | None) -> Pa
         flame=host_flame(profile),
         device_flame=device_flame(profile),
         timeline=timeline_of(profile),
+        device=device_of(profile),
         roofs=roofs_of(profile, found),
         points=op_points(profile, found),
         memory=memory_of(profile),

@@ -101,20 +101,3 @@ def verdict_lines(verdicts: Sequence[KernelVerdict]) -> Iterator[Text]:
     for one in verdicts:
         if one.verdict == "differs":
             yield Text(clean(str(one)), style="red")
-
-
-def kernel_lines(bench: Bench) -> Iterator[tuple[str, str]]:
-    """Each side in each cell, and all of its figures in one line."""
-    for cell in bench.cells:
-        for result in cell.results:
-            found = result.cost.kernels
-            if isinstance(found, NotMeasured):
-                yield f"{result.name}, {clean(cell.name)}", f"not measured: {clean(found.reason)}"
-            elif found is not None:
-                names = "; ".join(f"{row.count} × {clean(row.name)}" for row in found.rows)
-                yield (
-                    f"{result.name}, {clean(cell.name)}",
-                    f"{found.words}; {figure(found.kernel_us)} µs of kernels, "
-                    f"{shown(result.cost.host_us)} µs on the host, {found.launches} launches of "
-                    f"{figure(found.launch_us)} µs, {shown(result.us)} µs per call: {names}",
-                )

@@ -1,6 +1,6 @@
 """Of a device's section: host and device side by side, and the matrix products by name.
 
-In: a `Profile` with a `Device`. Out: `rich` renderables, and the same as rows of text for a page.
+In: a `Profile` with a `Device`. Out: `rich` renderables.
 """
 
 from __future__ import annotations
@@ -111,21 +111,3 @@ def cores_words(rows: tuple[ProductRow, ...]) -> str:
         f"{share(found[None], whole)} not told by names" if found[None] else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def device_rows(profile: Profile) -> tuple[tuple[str, str], ...]:
-    """All of it as names and values, for the environment of a page."""
-    device = profile.device
-    if device is None:
-        return ()
-    host, products = host_times(profile, device), products_of(device)
-    pairs = zip(_host_rows(device, host), _device_rows(device), strict=True)
-    rows = [("device", device.name)]
-    for one, two in pairs:
-        rows += [(f"host, {one[0]}", one[1]), (f"device, {two[0]}", two[1])]
-    if products:
-        rows.append(("products", cores_words(products)))
-    for row in products[:PRODUCTS_SHOWN]:
-        words = row.gemm.words if row.gemm is not None else "its name says nothing more"
-        rows.append((f"product, {clean(row.name)}", f"{row.count} in {duration(row.us)}: {words}"))
-    return tuple((name, value) for name, value in rows if value)

@@ -174,6 +174,58 @@ def test_every_plot_has_its_table(name: str, opened: Opener) -> None:
     assert plots == page.one("figure.plot + .tools details.table").count()
 
 
+@pytest.mark.parametrize("name", ["made", "a100_training_step"])
+def test_host_and_device_stand_side_by_side(name: str, opened: Opener) -> None:
+    page = opened(name)
+    device = page.page.sides[-1].device
+    assert device is not None
+    host = device.host
+    assert page.texts("#device-now-times-title") == [device.name]
+    assert page.ask(ROWS, "#device-now-times") == [
+        [f"outermost ops ({host.ops:,})", duration(host.ops_us),
+         f"kernels and copies ({device.kernels:,})", duration(device.launched_us)],
+        [f"of them, launches ({device.launches:,})", duration(host.launch_us),
+         "computing", duration(device.compute_us)],
+        [f"occupancy queries ({device.occupancy_queries:,})", duration(host.occupancy_us),
+         "only copies or communication", duration(device.non_compute_us)],
+        ["waiting for the device", duration(host.waiting_us), "idle", duration(device.idle_us)],
+    ]  # fmt: skip
+    rows = page.ask(ROWS, "#device-now-products")
+    assert len(rows) == len(device.products) > 2
+    calls = page.ask(ROWS, "#device-now-calls")
+    assert calls == [[one.name, f"{one.count:,}", duration(one.us)] for one in host.calls]
+    for product, (kernel, count, us, _, maker, tile, layout, dtype, cores) in zip(
+        device.products, rows, strict=False
+    ):
+        assert (kernel, count) == (" ".join(product.name.split()), f"{product.count:,}")
+        assert us == duration(product.us)
+        gemm = product.gemm
+        known = {True: "yes", False: "no", None: ""}
+        assert (maker, tile, layout, dtype, cores) == (
+            ("", "", "", "", "") if gemm is None
+            else (gemm.maker, "×".join(map(str, gemm.tile or ())), gemm.layout or "",
+                  gemm.dtype or "", known[gemm.tensor_cores])
+        )  # fmt: skip
+    assert device.cores in page.texts("#device-now-products .note")[0].replace("\u00a0", " ")
+
+
+def test_a_bench_shows_what_each_side_launches(opened: Opener) -> None:
+    page = opened("made")
+    rows = page.ask(ROWS, "#bench-launches")
+    assert [row[2] for row in rows] == ["3 gemm, 2 pointwise", "3 gemm", "not measured"]
+    assert [row[-1] for row in rows] == ["yes", "no", ""]
+    assert rows[0][3:7] == [duration(us) for us in (474.0, 88.0, 31.0, 520.0)]
+    assert rows[1][4] == "–"
+    assert rows[2][3:7] == [*["not measured"] * 3, duration(500.0)]
+    kernels = page.copied(page.one("#bench-kernels").get_by_role("button", name="Copy as TSV"))
+    assert [row[2] for row in kernels[1:]] == [
+        kernel.name for one in page.page.launched for kernel in one.rows
+    ]
+    (note,) = page.texts("#bench-launches .note")
+    assert "1 side did not launch what was expected." in note
+    assert "Torch.profiler recorded no kernel." in note
+
+
 @pytest.mark.parametrize("name", ["gpt fused", "made", "a100_training_step"])
 def test_the_environment_and_the_command_are_there(name: str, opened: Opener) -> None:
     page = opened(name)

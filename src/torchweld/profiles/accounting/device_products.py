@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torchweld.core.record_fields import Count
 from torchweld.profiles.accounting.device_account import covered
 from torchweld.profiles.attributing.gemm_names import GemmName, gemm_of
 from torchweld.profiles.profile import Device, Profile, RuntimeCall
@@ -26,7 +27,7 @@ class ProductRow:
 
     name: str
     gemm: GemmName | None
-    count: int
+    count: Count
     us: float
 
 
@@ -35,7 +36,7 @@ class CallRow:
     """Calls of the runtime or driver of one name."""
 
     name: str
-    count: int
+    count: Count
     us: float
 
 
@@ -50,7 +51,7 @@ class HostTimes:
     calls:        by name, the longest first
     """
 
-    ops: int
+    ops: Count
     ops_us: float
     launch_us: float
     occupancy_us: float
