@@ -105,7 +105,7 @@ NUMERICAL_TESTS := tests/core/test_activations.py tests/project/test_locales.py 
 test-clang: setup cross-tools
 	CXX=clang++ $(BIN)/python setup.py -q build --build-base $(CLANG_BUILD) --build-lib $(CLANG_BUILD)/lib
 	grep -q clang $(CLANG_BUILD)/lib/torchweld/_build_info.json
-	PYTHONPATH=$(CLANG_BUILD)/lib $(BIN)/python -m pytest -q $(NUMERICAL_TESTS)
+	PYTHONPATH=$(CLANG_BUILD)/lib $(PYTEST) $(NUMERICAL_TESTS)
 
 # The newest Triton instead of the one that torch pins: kernels in its interpreter, and compiled.
 NEW_TRITON := 3.9.0
@@ -116,7 +116,7 @@ $(TRITON_FOLDER)/.installed:
 	@touch $@
 test-triton: setup $(TRITON_FOLDER)/.installed
 	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -c "import triton; assert triton.__version__ == '$(NEW_TRITON)'"
-	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest -q -m "slow or not slow" tests/ops/gpu
+	PYTHONPATH=$(TRITON_FOLDER) $(PYTEST) -m "slow or not slow" tests/ops/gpu
 
 # torch's CUDA build in an environment of its own, 4.7 GB: the package with its CUDA kernels is built,
 # linked and imported, and what computes on the CPU runs there too. No GPU is needed, but nvcc is.
