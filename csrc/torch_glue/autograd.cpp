@@ -2,11 +2,10 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include "argument_checks.h"
+#include "block_node.h"
 #include "composed_backward.h"
 #include "pooled_cast.h"
 #include "tangents.h"
@@ -38,154 +37,61 @@ const auto& chain_training_op() {
   return op;
 }
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+class ChainNode final : public BlockNode {
+ public:
+  ChainNode(std::string_view spec, const Kept& kept, const WayOps& ops)
+      : BlockNode(spec, kept), ops_(ops) {}
+  std::string name() const override { return "ChainBackward"; }
 
-c10::List<bool> needed_of(AutogradContext* ctx, size_t count) {
-  c10::List<bool> needed;
-  needed.reserve(count);
-  for (size_t i = 0; i < count; ++i) needed.push_back(ctx->needs_input_grad(i));
-  return needed;
+ private:
+  std::vector<Tensor> gradients(const variable_list& grads, const Kept& kept,
+                                const c10::List<bool>& needed) const override {
+    return ops_.backward.call(grads[0], kept.x, kept.params, kept.saved, kept.masks, spec(),
+                              needed);
+  }
+  const WayOps& ops_;
+};
+
+class GroupNode final : public BlockNode {
+ public:
+  using BlockNode::BlockNode;
+  std::string name() const override { return "GroupBackward"; }
+
+ private:
+  std::vector<Tensor> gradients(const variable_list& grads, const Kept& kept,
+                                const c10::List<bool>& needed) const override {
+    return training_ops().group_backward.call(grads, kept.x, kept.params, kept.saved, spec(),
+                                              needed);
+  }
+};
+
+// The forward of a chain that needs a gradient.
+Tensor train_chain(const Tensor& x, TensorList params, TensorList masks, std::string_view spec,
+                   bool recompute, const WayOps& ops) {
+  std::vector<Tensor> results;
+  {
+    const BelowAutograd guard;
+    results = ops.saving.call(x, params, masks, spec, !recompute);
+  }
+  const Tensor y = std::move(results[0]);
+  const Kept kept{x, params, TensorList(results).slice(1), masks};
+  torch::autograd::set_history(y, new_node<ChainNode>(spec, kept, ops));
+  return y;
 }
-// Gradients where they are needed, undefined ones elsewhere; `count` in all.
-variable_list spread(std::vector<Tensor> found, const c10::List<bool>& needed, size_t count) {
-  variable_list grads(count);
-  size_t next = 0;
-  for (size_t i = 0; i < needed.size(); ++i)
-    if (needed.get(i)) grads[i] = std::move(found[next++]);
-  return grads;
+std::vector<Tensor> train_group(const Tensor& x, TensorList params, std::string_view spec) {
+  std::vector<Tensor> ys;
+  {
+    const BelowAutograd guard;
+    ys = training_ops().group_saving.call(x, params, spec);
+  }
+  const size_t outputs = spec_of(spec).size();
+  const auto node = new_node<GroupNode>(spec, Kept{x, params, TensorList(ys).slice(outputs), {}});
+  ys.resize(outputs);
+  torch::autograd::set_history(ys, node);
+  return ys;
 }
 
-// Not so a tracer's tensors, and meta tensors.
-bool has_own_memory(const Tensor& t) {
-  const c10::DispatchKeySet traced({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
-  return t.has_storage() && !t.is_meta() && !t.is_neg() && !t.key_set().has_any(traced);
-}
-
-// Where the memory of a parameter was at the forward. Cheaper than an alias, which is a tensor.
-struct Place {
-  c10::Storage storage;
-  int64_t offset;
-  at::DimVector sizes, strides;
-  at::ScalarType dtype;
-
-  explicit Place(const Tensor& t)
-      : storage(t.storage()),
-        offset(t.storage_offset()),
-        sizes(t.sizes()),
-        strides(t.strides()),
-        dtype(t.scalar_type()) {}
-  bool holds(const Tensor& t) const {
-    return t.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl() &&
-           t.storage_offset() == offset && t.sizes() == sizes && t.strides() == strides &&
-           t.scalar_type() == dtype;
-  }
-  // The parameter as it was.
-  Tensor tensor(const Tensor& now) const {
-    at::NoGradGuard guard;
-    return at::empty({0}, now.options().dtype(dtype)).set_(storage, offset, sizes, strides);
-  }
-};
-
-// What a node keeps for its backward beside the tensors that autograd keeps.
-struct KeptFacts : torch::CustomClassHolder {
-  std::string spec;
-  const WayOps* ops = nullptr;  // of a chain
-  size_t params = 0, saved = 0;
-  std::vector<Place> places;  // of the parameters; empty if one has no memory of its own
-};
-
-// What a node keeps for its backward: x, params, pre-activations, masks, in this order.
-//
-// If a parameter gets other memory before the backward (`p.data = …`), eager's products still see
-// the memory of the forward. So do ours: they read the parameters as they were.
-struct Kept {
-  variable_list all;
-  c10::intrusive_ptr<KeptFacts> facts;
-  std::vector<Tensor> as_they_were;  // the parameters; empty: they themselves
-
-  static void keep(AutogradContext* ctx, const Tensor& x, TensorList params, TensorList saved,
-                   TensorList masks, const std::string& spec, const WayOps* ops = nullptr) {
-    variable_list all;
-    all.reserve(1 + params.size() + saved.size() + masks.size());
-    all.push_back(x);
-    for (TensorList part : {params, saved, masks}) all.insert(all.end(), part.begin(), part.end());
-    ctx->save_for_backward(std::move(all));
-    auto facts = c10::make_intrusive<KeptFacts>();
-    facts->spec = spec;
-    facts->ops = ops;
-    facts->params = params.size();
-    facts->saved = saved.size();
-    if (std::all_of(params.begin(), params.end(), has_own_memory))
-      facts->places = std::vector<Place>(params.begin(), params.end());
-    ctx->saved_data["facts"] = c10::IValue::make_capsule(std::move(facts));
-  }
-  explicit Kept(AutogradContext* ctx)
-      : all(ctx->get_saved_variables()),
-        facts(c10::static_intrusive_pointer_cast<KeptFacts>(
-            ctx->saved_data.at("facts").toCapsule())) {
-    const std::vector<Place>& places = facts->places;
-    const TensorList now = TensorList(all).slice(1, facts->params);
-    if (std::equal(places.begin(), places.end(), now.begin(),
-                   [](const Place& place, const Tensor& t) { return place.holds(t); }))
-      return;
-    // A second derivative needs the parameters themselves.
-    TORCHWELD_CHECK(!at::GradMode::is_enabled(),
-                    "torchweld: the memory of a parameter was replaced (.data = …) between the "
-                    "forward and a backward with create_graph=True; run the forward again");
-    for (size_t i = 0; i < places.size(); ++i) as_they_were.push_back(places[i].tensor(now[i]));
-  }
-
-  const Tensor& x() const { return all[0]; }
-  size_t params() const { return facts->params; }
-  const std::string& spec() const { return facts->spec; }
-  TensorList of_params() const {
-    return as_they_were.empty() ? TensorList(all).slice(1, params()) : TensorList(as_they_were);
-  }
-  TensorList of_saved() const { return TensorList(all).slice(1 + params(), facts->saved); }
-  TensorList of_masks() const { return TensorList(all).slice(1 + params() + facts->saved); }
-};
-
-struct ChainFunction : torch::autograd::Function<ChainFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, TensorList params, TensorList masks,
-                        const std::string& spec, bool recompute, const std::string& way) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    const WayOps& ops = way_ops(way);
-    const std::vector<Tensor> results = ops.saving.call(x, params, masks, spec, !recompute);
-    Kept::keep(ctx, x, params, TensorList(results).slice(1), masks, spec, &ops);
-    return results[0];
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grad) {
-    const Kept kept(ctx);
-    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params());
-    const size_t inputs = 1 + kept.params() + kept.of_masks().size() + 3;  // spec, recompute, way
-    return spread(
-        kept.facts->ops->backward.call(grad[0], kept.x(), kept.of_params(), kept.of_saved(),
-                                       kept.of_masks(), kept.spec(), needed),
-        needed, inputs);
-  }
-};
-
-struct GroupFunction : torch::autograd::Function<GroupFunction> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, TensorList params,
-                               const std::string& spec) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    std::vector<Tensor> ys = training_ops().group_saving.call(x, params, spec);
-    const size_t outputs = spec_of(spec).size();
-    Kept::keep(ctx, x, params, TensorList(ys).slice(outputs), {}, spec);
-    ys.resize(outputs);
-    return ys;
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const Kept kept(ctx);
-    const c10::List<bool> needed = needed_of(ctx, 1 + kept.params());
-    return spread(training_ops().group_backward.call(grads, kept.x(), kept.of_params(),
-                                                     kept.of_saved(), kept.spec(), needed),
-                  needed, 1 + kept.params() + 1);
-  }
-};
-
-// A C++ autograd function does not support functorch's transforms and forward-mode differentiation.
+// A node in C++ does not support functorch's transforms and forward-mode differentiation.
 bool needs_composition(const Tensor& x, TensorList params) {
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode))
     return true;
@@ -205,7 +111,7 @@ Tensor chain_autograd(const Tensor& x, TensorList params, std::string_view spec)
   if (needs_composition(x, params)) return composed_chain(x, params, spec);
   if (needs_gradient(x, params)) {
     spec_without_dropout(spec);
-    return ChainFunction::apply(x, params, TensorList(), std::string(spec), kRecompute, "chain");
+    return train_chain(x, params, {}, spec, kRecompute, way_ops("chain"));
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return chain_op().call(x, params, spec);
@@ -215,8 +121,7 @@ Tensor chain_way_autograd(const Tensor& x, TensorList params, std::string_view t
   if (needs_composition(x, params)) return composed_training(x, params, text);
   const std::vector<Tensor> masks = draw_masks(x, params, spec_of(text));
   if (needs_gradient(x, params))
-    return ChainFunction::apply(x, params, TensorList(masks), std::string(text),
-                                recompute.value_or(kRecompute), std::string(way));
+    return train_chain(x, params, masks, text, recompute.value_or(kRecompute), way_ops(way));
   at::AutoDispatchBelowADInplaceOrView guard;
   if (masks.empty() && way == "chain") return chain_op().call(x, params, text);
   return way_ops(way).saving.call(x, params, masks, text, false)[0];
@@ -238,7 +143,7 @@ Tensor chain_kept_autograd(const Tensor& x, TensorList params, std::string_view 
 }
 std::vector<Tensor> group_autograd(const Tensor& x, TensorList params, std::string_view spec) {
   if (needs_composition(x, params)) return composed_group(x, params, spec);
-  if (needs_gradient(x, params)) return GroupFunction::apply(x, params, std::string(spec));
+  if (needs_gradient(x, params)) return train_group(x, params, spec);
   at::AutoDispatchBelowADInplaceOrView guard;
   return group_op().call(x, params, spec);
 }
@@ -332,7 +237,7 @@ Tensor chain_kept_autocast(const Tensor& x, TensorList params, std::string_view 
 // Whether CastFunction can make the casts that autocast would make of the parameters.
 bool casts_in_pool(const Tensor& x, TensorList params) {
   const auto castable = [](const Tensor& p) {
-    return p.is_cpu() && p.scalar_type() == at::kFloat && has_own_memory(p);
+    return p.is_cpu() && p.scalar_type() == at::kFloat && Place::known_of(p);
   };
   return x.is_cpu() && needs_gradient(x, params) && !needs_composition(x, params) &&
          std::all_of(params.begin(), params.end(), castable) && few_rows(x, params);
