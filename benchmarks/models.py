@@ -78,13 +78,13 @@ class Measured:
 
     @property
     def speeds(self) -> dict[str, Speed]:
-        """Over eager's, of those that have a verdict."""
+        """Speeds over eager's, for the sides that have a verdict."""
         found = {r.name: r.comparison.speed for r in self.bench.cells[0].results if r.comparison}
         return {name: speed for name, speed in found.items() if isinstance(speed, Speed)}
 
     @property
     def share(self) -> float:
-        """Of its ceiling."""
+        """The share of the model's ceiling that was reached."""
         ceiling = self.plan["ceiling"]
         known = isinstance(ceiling, float) and "torchweld" in self.speeds
         return self.speeds["torchweld"].speedup / ceiling if known else 0

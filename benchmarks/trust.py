@@ -62,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Where to compare, and what."""
+    """What to compare, and where."""
 
     name: str
     work: str

@@ -193,7 +193,7 @@ def _values(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _classes(config: Any) -> Iterator[Any]:
-    """With a head of its own first: a language model's last product is a Linear too."""
+    """Model classes, those with a head first: a language model's last product is a Linear too."""
     import transformers
 
     kind = type(config)

@@ -137,7 +137,7 @@ def flame(profile: tw.Profile, *, inside: bool = False, ops: bool = True, depth:
 
 
 def _frames(profile: tw.Profile, inside: bool, ops: bool) -> Frame:
-    """With a device, times are those of its kernels."""
+    """Frames of the profile. With a device, times are those of its kernels."""
     top = Frame()
     kernels = profile.device.kernels if profile.device else None
 
@@ -171,7 +171,7 @@ def _frames(profile: tw.Profile, inside: bool, ops: bool) -> Frame:
 
 
 def plain_name(name: str) -> str:
-    """Without the numbers and hashes that the compiler makes up."""
+    """The name without the numbers and hashes that the compiler makes up."""
     name = re.sub(r"## (Call CompiledFxGraph) \w+ ##", r"\1", name)
     return re.sub(r"(Torch-Compiled Region): .*", r"\1", name)
 

@@ -89,7 +89,7 @@ def embed(encoder: nn.Module, tokens: tw.Inputs) -> Tensor:
 
 
 def similarities(vectors: Tensor) -> list[float]:
-    """Of the pairs, whose sentences follow each other."""
+    """Similarities of the pairs, whose sentences follow each other."""
     return [float(a @ b) for a, b in vectors.unflatten(0, (-1, 2))]
 
 

@@ -72,7 +72,7 @@ class Transformer(nn.Module):
 
 
 def mlp(device: str = "cpu") -> tuple[GeGLU, Tensor]:
-    """In eval mode, and what to call it with."""
+    """A small MLP in eval mode, and what to call it with."""
     return GeGLU().to(device).eval(), torch.randn(ROWS, WIDTH, device=device)
 
 

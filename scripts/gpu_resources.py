@@ -43,7 +43,7 @@ class Recorded:
 
 
 def file_for(version: str) -> Path:
-    """By Triton's minor version: another one allots otherwise. May not exist."""
+    """The file for Triton's minor version, which may not exist: each version allots otherwise."""
     minor = ".".join(version.split(".")[:2])
     return FOLDER / f"triton_resources{'' if minor == PINNED else f'_{minor}'}.json"
 

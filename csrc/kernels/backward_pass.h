@@ -42,7 +42,7 @@ class BackwardPass {
  public:
   explicit BackwardPass(const BackwardCall& call)
       : BackwardPass(call, {0, call.M}, call.gradients, call.threads) {}
-  // Of these rows alone: their gradients of x, and their part of the other gradients.
+  // Computes these rows alone: their gradients of x, and their part of the other gradients.
   BackwardPass(const BackwardCall& call, Range rows, const LayerGradient* gradients, int threads)
       : call_(call),
         rows_(rows),

@@ -57,11 +57,11 @@ class ForwardPass {
   }
 
  private:
-  // Of one block of rows. Hidden values alternate between two buffers.
+  // The buffers of one block of rows. Hidden values alternate between two of them.
   struct BlockBuffers {
     C *x, *hidden[2];
   };
-  // In the calling thread's memory.
+  // Takes them from the calling thread's memory.
   BlockBuffers carve() const {
     const int64_t rows = std::min(partition_.block_rows, call_.M);
     const size_t x = in_place_ ? 0 : size_t(rows * padded_ld<C>(K_)), h = size_t(rows * hidden_ld_);

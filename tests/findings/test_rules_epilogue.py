@@ -108,7 +108,7 @@ def test_a_profile_without_a_device_has_none() -> None:
 
 
 def test_a_real_trace() -> None:
-    """Of an A100: the bound is no more than what these kernels took, and adds up with others."""
+    """On an A100, the bound is at most what these kernels took, and adds up with others."""
     profile = read_trace(TRACES / "a100_training_step.json.gz")
     findings = diagnose(profile)
     (finding,) = [one for one in findings if one.rule == "between-products"]

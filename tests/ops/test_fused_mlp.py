@@ -225,7 +225,7 @@ def test_dropout_set_later_counts_from_the_next_call_on() -> None:
 
 
 def kept_bytes(run: Callable[[], Tensor], *given: Tensor) -> int:
-    """Of what autograd keeps of a call, other than the tensors that it was given."""
+    """Bytes that autograd keeps of a call, without the tensors that it was given."""
     found: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def test_an_interval_that_reaches_over_the_limit_leaves_it_open(
 
 
 def test_the_step_and_each_module_are_checked_without_the_cost_of_events() -> None:
-    # Of the step: two ops and a module are taken away; of the module: the op in it.
+    # Two ops and a module are taken away from the step, and the op in it from the module.
     rounds = [
         Round(plain_us=93.0, recording=step_of(100.0, 51.0), alone_us={"a": 40.0}) for _ in range(6)
     ]

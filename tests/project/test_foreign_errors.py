@@ -77,7 +77,7 @@ def test_a_whole_model_under_one_checkpoint_trains_as_the_original_does() -> Non
 
 
 class AlarmError(Exception):
-    """Of a signal handler, or of anyone's hook."""
+    """An error that a signal handler or anyone's hook may raise."""
 
 
 ERRORS = [

@@ -56,7 +56,7 @@ def test_the_check_is_a_program_of_its_own() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_asks_for_the_gpu_before_the_tests() -> None:
-    # Of its own, also if make runs the tests: a make inside make says where it is.
+    # A make of its own, even if make runs the tests: a make inside make says where it is.
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
         ["make", "-n", "gpu-test"], cwd=ROOT, capture_output=True, text=True, check=True, env=alone

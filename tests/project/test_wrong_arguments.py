@@ -24,7 +24,7 @@ X = torch.randn(4, 6)
 SCRIPTED = torch.jit.script(mlp())
 TRACED = torch.jit.trace(mlp(), X)
 
-# Of every kind that a mistyped call has; those that fit are left out by name below.
+# One argument of every kind that a mistyped call has. Those that fit are left out by name below.
 WRONG: dict[str, Any] = {
     "an int": 3,
     "zero": 0,

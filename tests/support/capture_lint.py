@@ -40,7 +40,7 @@ MAKERS = frozenset(
     }
 )
 
-# Of CUDA's runtime, what waits or gets memory; of torch's C++, what reads values.
+# Calls of CUDA's runtime that wait or get memory, and calls of torch's C++ that read values.
 _IN_CPP = re.compile(
     r"cuda\w*Synchronize|cuda(Malloc|Free|HostAlloc|HostRegister|Memcpy(?!\w*Async)|Memset(?!Async))"
     r"\w*|cudaEventQuery|cudaStreamQuery|\.item<|\.item\(|\.cpu\(\)|\bat::k?CPU\b|is_nonzero|"

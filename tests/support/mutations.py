@@ -39,7 +39,7 @@ class Mutation(NamedTuple):
 
 
 def places(document: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Of everything in it, the whole not counted; of a list, the first three items and the last."""
+    """Paths to all parts of a document; of a list, to the first three items and the last."""
     items: list[tuple[str | int, Any]] = []
     if isinstance(document, dict):
         items = list(document.items())

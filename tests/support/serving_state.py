@@ -44,7 +44,7 @@ def _hook(module: nn.Module, args: Any, result: Tensor) -> None:
 
 
 def snapshot(model: nn.Module, *, welding: bool = True) -> list[Any]:
-    """Of every module its class, attributes, hooks, mode, tensors and gradients, to be compared."""
+    """The class, attributes, hooks, mode, tensors and gradients of every module, to be compared."""
     found: list[Any] = []
     for name, module in model.named_modules():
         found.append((name, id(module), type(module)))

@@ -23,7 +23,7 @@ from torchweld.core.record_fields import Bounds, Length, Positive
 
 Array = NDArray[np.floating[Any]]
 SEED = 2024
-# Of rows or features in a file.
+# The most rows or features in a file.
 MOST_ELEMENTS = 1 << 40
 MOST_BLOCKS = 1000
 
@@ -99,7 +99,7 @@ class MlpShape:
         return 2 * rows * sum(K * N for K, N in self.products)
 
     def weight_bytes(self, dtype: str) -> int:
-        """Of the matrices; `dtype` is torch's name."""
+        """Bytes of the matrices; `dtype` is torch's name."""
         return sum(K * N for K, N in self.products) * itemsize(dtype)
 
     def linears(self, seed: int = SEED) -> list[LinearShape]:
@@ -177,7 +177,7 @@ class Case:
 
     @property
     def dtype_text(self) -> str:
-        """As it is shown; emptied caches and kinds of training steps are told apart here."""
+        """The dtype as it is shown, with marks for emptied caches and kinds of training steps."""
         return " ".join(
             part for part in (self._plain_dtype, "cold" * self.cold, self._marks) if part
         )
@@ -202,12 +202,12 @@ class Case:
 
     @property
     def place(self) -> str:
-        """Where in a grid it is, in words."""
+        """The place in a grid, in words."""
         return f"{self.rows_text} × {self.mlp.shape_text} {self.kind_text}"
 
     @property
     def flops(self) -> int:
-        """Of training: the products of the forward, and two of the same size for each of them."""
+        """FLOPs of the products. In training the backward has two for each of the forward."""
         passes = 1 if self.training is None else 3
         return passes * self.blocks * self.mlp.flops(self.rows)
 

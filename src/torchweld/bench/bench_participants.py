@@ -100,7 +100,7 @@ def machine_peaks(
 
 
 def _reads_hold(kept: measured_peaks.Peaks) -> bool:
-    """As `measured_peaks.holds`, for reads from memory."""
+    """Whether the kept peaks for reads from memory still hold; like `measured_peaks.holds`."""
     compiled, threads = kernel_build.compiled_part(), torch.get_num_threads()
     largest = max(kept.read, key=lambda row: row.working_set_bytes, default=None)
     if compiled is None or largest is None:
@@ -112,7 +112,7 @@ def _reads_hold(kept: measured_peaks.Peaks) -> bool:
 
 
 def _full_name(text: str) -> str:
-    """With its mode: a peer has the same name."""
+    """A backend's name with its mode, since a peer may have the bare name."""
     backend = backend_named(text)
     return f"{text}:{mode_of(backend, None)}"
 
@@ -277,7 +277,7 @@ def _bench(
 
 
 def gpu_versions() -> dict[str, str]:
-    """Of what makes kernels for GPUs, for a report that is read elsewhere."""
+    """Versions of what makes kernels for GPUs, for a report that is read elsewhere."""
     found = {"Python": platform.python_version()}
     for name in ("torchweld", "triton"):
         with suppress(metadata.PackageNotFoundError):

@@ -121,7 +121,7 @@ class Latency:
     calls_us: tuple[Time, ...]
 
     def percentile(self, percent: int) -> float | NotMeasured:
-        """Not measured where too few calls lie beyond it."""
+        """The time that `percent` of the calls stay below; not measured with too few calls."""
         ordered = sorted(self.calls_us)
         needed = math.ceil(CALLS_BEYOND * 100 / (100 - percent))
         if len(ordered) < needed:
@@ -340,7 +340,7 @@ class Bench(ShownAsPage, SavedRecord):
 
 
 def _of_gpu_peak(gpu: Gpu, cell: Cell, us: float) -> tuple[float, str] | NotMeasured:
-    """By the rates that the vendor publishes for the device's name."""
+    """The share of the peak that the vendor publishes for the device's name, and what limits it."""
     by_dtype, gbps = peaks_of(gpu.name)
     gflops = by_dtype.get(cell.dtype)
     if not gflops or not gbps:

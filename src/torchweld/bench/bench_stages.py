@@ -1,4 +1,4 @@
-"""Where sides run: each in a process of its own, or all in this one. `open_stage` chooses.
+"""Stages on which sides run: a process for each, or all in this one. `open_stage` chooses.
 
 Runtimes outside of PyTorch, and torch.compile, need a process each, and then every side gets one:
 pools of threads would disturb each other, and compilers change the process they run in. If only

@@ -96,7 +96,7 @@ def _short(dtype: str) -> str:
 
 
 def _failures(bench: Bench) -> Iterator[str]:
-    """Only of our backends: a peer with wrong outputs is left out, and is not our failure."""
+    """Wrong outputs of our backends. A peer with wrong outputs is left out, and is no failure."""
     for cell in bench.cells:
         for result in cell.results:
             check = result.check

@@ -92,7 +92,7 @@ class BlockBench:
 
 
 def judge_of(source: BlockSource, case: Case, eager: Outputs) -> Judge:
-    """In this process: in eager's, the work would move its memory about."""
+    """The judge of a cell. It works here, since in eager's process it would move memory about."""
     if case.training is None:
         return block_judge(source, case.rows, eager)
     return training_judge(source, case.training, case.lead, eager)
@@ -112,7 +112,7 @@ def training_judge(
 
 
 def block_judge(source: BlockSource, rows: int, eager_outputs: Outputs) -> Judge:
-    """By the numerical rule."""
+    """Judges outputs of a block by the numerical rule."""
     dtype, width = source.torch_dtype, source.mlp.sizes[-1]
     with torch.no_grad():
         truth = BlockTruth.of(source.mlp, dtype, rows, source.seed, JUDGED_ROWS)

@@ -13,8 +13,8 @@ from torchweld.bench.eager_block import tensors_of
 from torchweld.numerics.numerical_rule import Judgement, judge, scales_of
 from torchweld.ops.backends import reference_backend
 
-# Of a larger x, as many rows are judged, evenly spread, first and last among them: the reference in
-# fp64 and its scales took 11 s for 4096 rows of 1024→2816→1024, on two cores.
+# If x has more rows, this many are judged, evenly spread, with the first and the last: the
+# reference in fp64 and its scales took 11 s for 4096 rows of 1024→2816→1024, on two cores.
 JUDGED_ROWS = 64
 
 
@@ -33,7 +33,7 @@ class BlockTruth:
     def of(
         cls, mlp: MlpShape, dtype: torch.dtype, rows: int, seed: int = SEED, most: int | None = None
     ) -> BlockTruth:
-        """Of `rows` rows; of at most `most` of them."""
+        """The truth for an input of `rows` rows, of which at most `most` are judged."""
         x = torch.from_numpy(mlp.inputs(rows, seed + 1)).to(dtype)
         picked = None
         if most is not None and rows > most:
@@ -45,7 +45,7 @@ class BlockTruth:
         return cls(outputs=outputs, scale=scale, picked=picked)
 
     def judge(self, output: Tensor, eager: Tensor) -> Judgement:
-        """By the numerical rule."""
+        """Judges an output by the numerical rule."""
         return judge(self._judged(output), self._judged(eager), self.outputs, self.scale)
 
     def largest_error(self, output: Tensor) -> float:

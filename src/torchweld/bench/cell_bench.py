@@ -88,9 +88,9 @@ def measured_cell(
 
 
 def with_costs(stage: Stage, result: Result, trained: bool = False) -> Result:
-    """With what the side reports: the kernel that ran, copies, ops, host and processor time.
+    """`result` with what the side reports: its kernel, copies, ops, host and processor time.
 
-    Of a step of training also bytes saved, page faults and the peak of memory.
+    A training step also reports bytes saved, page faults and the peak of memory.
     """
     try:
         details = stage.ask(result.name, "details")
@@ -139,9 +139,9 @@ def cost_of(found: Mapping[str, Any], us: float | NotMeasured) -> Cost:
 def _part(
     part_us: float | NotMeasured, share: float | NotMeasured, us: float | NotMeasured
 ) -> float | NotMeasured:
-    """Of a call of `us`. A share that was measured at one moment holds at another.
+    """The time of a part of a call of `us`, from its time and its share at another moment.
 
-    Of the two times that gives, the smaller is the less disturbed.
+    The time alone and the share of `us` give two values; the smaller one is less disturbed.
     """
     if isinstance(part_us, NotMeasured) or isinstance(us, NotMeasured):
         return part_us
@@ -157,7 +157,7 @@ def kernel_text(details: dict[str, Any]) -> str:
 def timed(
     stage: Stage, bench: Bench, results: dict[str, Result], latency: bool
 ) -> dict[str, Result]:
-    """With the times and costs of all sides that were not refused."""
+    """`results` with the times and costs of all sides that were not refused."""
     found = dict(results)
     names = [name for name, result in found.items() if not result.refused]
     if "eager" not in names or len(names) < 2:

@@ -194,7 +194,7 @@ class BlockSource:
         return values.to(self.torch_dtype).view(*lead, self.mlp.sizes[0]).to(self.device)
 
     def gradient(self, *lead: int) -> Tensor:
-        """Of the output, drawn as inputs are."""
+        """A gradient of the output, drawn as inputs are."""
         drawn = np.random.default_rng(self.seed + 3).standard_normal(
             (*lead, self.mlp.sizes[-1]), dtype=np.float32
         )

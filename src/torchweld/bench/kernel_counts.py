@@ -42,7 +42,7 @@ class KernelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCost:
-    """Of one call, by the profiler.
+    """What one call launches, by the profiler.
 
     kernels:     that ran; copies and fills of memory are not kernels
     by_category: how many of them are products (gemm), pointwise, Inductor's (triton), and so on

@@ -39,7 +39,7 @@ class KernelVerdict:
 
 
 def kernel_verdicts(bench: Bench) -> list[KernelVerdict]:
-    """Of everybody whose kernels are known beforehand; none for a bench on the CPU."""
+    """Verdicts on every side whose kernels are known beforehand; none for a bench on the CPU."""
     if not bench.on_gpu:
         return []
     return [verdict for cell in bench.cells for verdict in _of_cell(cell)]

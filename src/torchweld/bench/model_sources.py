@@ -1,4 +1,4 @@
-"""Where whole models come from: small records that make the same model in any process."""
+"""Sources of whole models: small records that make the same model in any process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelSource:
 
     @property
     def onnx_folder(self) -> Path | None:
-        """Where the exported model is kept for whoever needs it next; None: it is not."""
+        """The folder that keeps the exported model for later use; None: it is not kept."""
         return None
 
 

@@ -28,7 +28,7 @@ class PeerStanding:
 
 
 def standings(bench: Bench) -> list[PeerStanding]:
-    """Of eager and of every peer that was timed in some cell."""
+    """Standings of eager and of every peer that was timed in some cell."""
     found = []
     for name in ("eager", *bench.against):
         timed = [cell for cell in bench.cells if name in others(bench, cell)]

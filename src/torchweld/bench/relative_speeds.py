@@ -79,6 +79,6 @@ def over_best(bench: Bench, cell: Cell) -> tuple[str, RelativeSpeed] | None:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Of at least one."""
+    """The geometric mean of at least one value."""
     logs = [math.log(value) for value in values]
     return math.exp(math.fsum(logs) / len(logs))

@@ -149,7 +149,7 @@ class RuntimeServer:
         return self.side.time(calls), self.side.preempted
 
     def visit(self, calls: int, cold: bool) -> tuple[float, bool]:
-        """As `time`, after other processes have run."""
+        """Times calls like `time`, but after other processes have run."""
         self.show()
         if cold:
             # One call stands for all: each would need its own flush, a thousand times its cost.
@@ -301,7 +301,7 @@ class RuntimeServer:
         return self._eager().truth()
 
     def _eager(self) -> EagerRuntime:
-        """Only eager knows what a model computes."""
+        """The eager runtime, which alone knows what a model computes."""
         assert isinstance(self.runtime, EagerRuntime), self.runtime
         self.show()
         return self.runtime

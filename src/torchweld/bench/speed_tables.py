@@ -30,7 +30,8 @@ MOST_COLD_ROWS = 16
 # More multiply-adds than this, times two, would take more than ten seconds for twenty rounds: eager
 # in 16 bits is slow on machines without instructions for it.
 MOST_FLOPS, MOST_FLOPS_16 = 10e9, 2.5e9
-# Of [out, in] and of [in, out] weights. Blocks between two widths are known by both.
+# Widths of [out, in] weights, then of [in, out] ones. A block between two widths is estimated
+# from both.
 LINEAR_WIDTHS = (64, 256, 1024, 4096)
 MLP_WIDTHS = (64, 256, 768, 2048)  # K and N; the hidden layer is four times as wide
 TRANSPOSED_IN, TRANSPOSED_OUT, TRANSPOSED_MLP = (256, 1024), (256, 1024, 4096), (256, 768, 2048)

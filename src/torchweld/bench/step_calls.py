@@ -116,7 +116,7 @@ def _step(
 
 
 def optimizer_of(step: TrainingStep, leaves: Sequence[Tensor]) -> torch.optim.Optimizer | None:
-    """For the parameters among the leaves; None where the step has none."""
+    """The optimizer for the parameters among the leaves; None if the step has none."""
     parameters = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)]
     if step.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)

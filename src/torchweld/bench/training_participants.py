@@ -18,7 +18,7 @@ from torchweld.machine.hardware import hardware
 
 # Ours, unless others are named: what is kept for the backward, or only the input.
 OWN_IN_TRAINING = (OWN_MODEL, f"{OWN_MODEL}:recompute")
-# Of CPUs that multiply bfloat16 themselves.
+# Flags of CPUs that multiply bfloat16 themselves.
 NATIVE_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 

@@ -29,6 +29,6 @@ def output_check(compared: Sequence[TensorCheck]) -> OutputCheck:
 
 
 def _reason(wrong: Sequence[str]) -> str | None:
-    """In training there may be hundreds."""
+    """The first of the reasons, and how many more there are: in training there may be hundreds."""
     more = [f"{len(wrong) - MOST_TOLD} more likewise"] if len(wrong) > MOST_TOLD else []
     return "; ".join([*wrong[:MOST_TOLD], *more]) or None

@@ -50,7 +50,7 @@ def asked_preset(options: dict[str, Any]) -> Preset | None:
 
 
 def kernel_goal_code(verdicts: list[KernelVerdict]) -> int:
-    """With `--goals`: 1 if something launched other kernels than it should, 2 if nobody knows."""
+    """The exit code of `--goals`: 1 if a side launched unexpected kernels, 2 if nobody knows."""
     words = {one.verdict for one in verdicts}
     if "differs" in words:
         return 1

@@ -114,7 +114,7 @@ class Layer:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """In the order the op takes them: each weight, then its bias, the gate before up."""
+        """The tensors as the op takes them: each weight, then its bias, the gate before up."""
         pairs = [(self.gate, self.gate_bias), (self.weight, self.bias)]
         return [t for pair in pairs for t in pair if t is not None]
 

@@ -49,7 +49,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
 
 def _replace(target: Path, data: bytes, mode: int | None) -> None:
-    """Through a new file beside it, with a name that nobody can guess."""
+    """Writes a new file beside the target and moves it there. Nobody can guess its name."""
     fresh = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}")
     handle = os.open(fresh, _NEW, 0o666 if mode is None else 0o600)
     try:
@@ -103,7 +103,7 @@ def read_json(path: str | os.PathLike[str], what: str, most: int = MOST_BYTES) -
 
 
 def parse_json(data: str | bytes) -> Any:
-    """As `json.loads`, but whatever is wrong is a TorchweldError."""
+    """Like `json.loads`, but raises a TorchweldError whatever is wrong."""
     try:
         return json.loads(data)
     except (ValueError, TypeError) as error:

@@ -123,7 +123,7 @@ class Workload:
         return [] if self.inputs is None else self.inputs.tensors()
 
     def try_on(self, model: nn.Module) -> Any:
-        """As `run`, but if the model raises, the error says which inputs it rejected."""
+        """Like `run`, but if the model raises, the error says which inputs it rejected."""
         try:
             return self.run(model)
         except Exception as error:

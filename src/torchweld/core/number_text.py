@@ -59,7 +59,7 @@ def share(part: float, whole: float) -> str:
 
 
 def signed(text: str) -> str:
-    """With a plus if there is no minus, so that it reads as a change."""
+    """`text` with a plus if it has no minus, so that it reads as a change."""
     return text if text.startswith((MINUS, "–")) else f"+{text}"
 
 

@@ -35,7 +35,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Length:
-    """So many characters or items."""
+    """How many characters or items a field may have."""
 
     least: int = 0
     most: int = MOST_ITEMS

@@ -251,7 +251,7 @@ class Evidence:
 
     @cached_property
     def scale(self) -> float:
-        """From recorded time to time on the clock.
+        """The factor from recorded time to time on the clock.
 
         With one thread, claims are shares of the recorded step, so they are scaled to the timed
         step if the two differ. A trace has no other clock. Parallel threads add up to more than the

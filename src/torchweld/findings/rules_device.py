@@ -20,7 +20,7 @@ _WITH_PEER = ("PtoP", "PeerToPeer")
 
 
 def device_idle(case: Evidence) -> list[Draft]:
-    """Nothing runs on the device because the host has not launched the next kernel yet.
+    """Finds time in which the device waits because the host has not launched the next kernel yet.
 
     Reads the gaps of the device's timeline that end with a launch that came too late, or after the
     host had waited for the device. The bound removes all of these gaps. The kernels stay, and so do

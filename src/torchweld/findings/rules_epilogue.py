@@ -89,7 +89,7 @@ def _is_elementwise(kernel: Kernel) -> bool:
 
 
 def _claims(case: Evidence, device: Device, kernels: Sequence[Kernel]) -> dict[Slice, float]:
-    """Of each op, the share of its time on the device that these kernels are."""
+    """For each op, the share of its time on the device that these kernels take."""
     own: dict[int, float] = defaultdict(float)
     for kernel in kernels:
         own[kernel.op] += kernel.duration_us

@@ -40,5 +40,5 @@ def clock_remedies(clock: Clock, wanted_s: float | None = None) -> tuple[str, ..
 
 
 def seconds_words(seconds: float) -> str:
-    """As an option takes them: 12, 0.5."""
+    """Seconds as an option takes them: 12, 0.5."""
     return f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"

@@ -27,7 +27,7 @@ class Subject:
 
     @staticmethod
     def load(target: str, inputs: Sequence[str] = (), training: bool = False) -> Subject:
-        """From a fixed seed: which way a model goes can depend on its weights."""
+        """Makes the model from a fixed seed, since which way it goes can depend on its weights."""
         with seeded(0):
             found = resolve(target, inputs, training=training)
         check_repeatable(found.model, found.workloads, training)

@@ -50,7 +50,7 @@ class Counters:
     reasons: dict[str, str] = field(default_factory=dict)  # path -> why calls ran the original
 
     def inside(self, counter: str) -> dict[str, int]:
-        """By module, with all that is inside it."""
+        """A counter for each module, including everything inside it."""
         found: dict[str, int] = defaultdict(int)
         for path, counts in self.own.items():
             for holder in _holders(path):

@@ -1,4 +1,4 @@
-"""Where the history is, and which commit is checked out. Read from files: git is not needed."""
+"""The place of the history, and the commit checked out, read from files: git is not needed."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def packed(record: SavedRecord) -> dict[str, str]:
 
 
 def holds_record(cell: RunCell) -> bool:
-    """By its data: a module may have the name of such a cell."""
+    """Whether a cell holds a record, judged by its data: a module may have the same name."""
     return cell.data.keys() == {_PACKED} and isinstance(cell.data[_PACKED], str)
 
 

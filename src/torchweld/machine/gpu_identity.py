@@ -60,7 +60,7 @@ def gpu_here(device: torch.device) -> Gpu:
 
 
 def driver_version() -> str:
-    """Of NVIDIA's driver; "" where nvidia-smi is not there, or does not answer."""
+    """The version of NVIDIA's driver; "" if nvidia-smi is missing or does not answer."""
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(

@@ -224,7 +224,7 @@ def _explained(what: str, command: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised: the last place outside of installed libraries and of this file."""
+    """Where an error was raised: the last place outside of installed libraries and this file."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}, line {error.lineno})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -179,7 +179,7 @@ def step_of(model: nn.Module, workload: Workload, training: bool) -> Callable[[]
 
 
 def backward(outputs: Sequence[Tensor]) -> None:
-    """From the sum over the outputs, weighed so that no two elements count alike."""
+    """Runs the backward from a weighted sum of the outputs: no two elements count alike."""
     wanted = [tensor for tensor in outputs if tensor.requires_grad]
     if not wanted:
         raise TorchweldError("no output of the model requires a gradient, so there is no backward")
@@ -225,7 +225,7 @@ class ModelTruth:
 
 
 def truth_of(model: nn.Module, workload: Workload, training: bool) -> ModelTruth:
-    """In float64 if the model runs so, and draws the same random numbers."""
+    """Runs the model in float64, if it can and draws the same random numbers, and with jitter."""
     why, exact = _why_not_exact(model), None
     jittered: list[Results] = []
     try:

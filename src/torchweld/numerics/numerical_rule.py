@@ -315,9 +315,12 @@ class _Rounding:
         return z + self._signs(index, z.shape).to(z.device) * _finite(error)
 
     def _signs(self, index: int, shape: torch.Size) -> Tensor:
-        """Of a sum's errors. In the last layer a pair of trials has both signs, so that what is
-        inherited cannot hide the error. Gate and up have the same sign in one pair of trials and
-        not in the next, so that they cannot hide each other's."""
+        """The signs of a sum's errors.
+
+        In the last layer a pair of trials has both signs, so that inherited errors cannot hide the
+        sum's own. Gate and up have the same sign in one pair of trials and opposite signs in the
+        next, so that they cannot hide each other's.
+        """
         form, place = self.products[index]
         halves = 1 if form.gate in ("none", "separate") else 2
         sign, drawn = (-1.0) ** self.trial, (shape[0], shape[1] // halves)
@@ -347,13 +350,13 @@ class _Rounding:
         return y + self._noise(self.fine * z, self.eps * y)
 
     def _noise(self, one: Tensor, other: Tensor) -> Tensor:
-        """As large as the larger of the two."""
+        """Errors of random sign, each as large as the larger of the two."""
         size = torch.maximum(one.detach().abs(), other.detach().abs())
         return _random_signs(size.shape, self.random).to(size.device) * _finite(size)
 
 
 def _finite(error: Tensor) -> Tensor:
-    """Where a scale is Inf the value is a limit, and exact."""
+    """`error`, with 0 where a scale is Inf: there the value is a limit, and exact."""
     return error.nan_to_num(0.0, posinf=0.0)
 
 

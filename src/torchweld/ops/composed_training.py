@@ -19,7 +19,7 @@ from torchweld.ops.backends.reference_backend import Primitives, layer_output, p
 
 
 def parse_spec_without_dropout(spec: str) -> tuple[LayerForm, ...]:
-    """Only the ops for training draw random numbers."""
+    """Parses a spec, and refuses dropout: only the ops for training draw random numbers."""
     forms = parse_spec(spec)
     if any(form.dropout for form in forms):
         raise BlockError(

@@ -22,7 +22,7 @@ _HEADER, _ENTRY = 8, 3
 
 
 def _natural(x: Sequence[int], params: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
-    """From shapes: weights have two dimensions, biases one."""
+    """FLOPs from shapes: weights have two dimensions, biases one."""
     rows = math.prod(x[:-1])
     return sum(2 * rows * math.prod(shape) for shape in params if len(shape) == 2)
 
@@ -109,7 +109,7 @@ def _backward(rows: int, layers: Sequence[_LayerFlops], x_needed: bool, saved: b
 
 
 def _packed(x: Tensor, packed: Tensor, spec: str, *_: Any, **__: Any) -> int:
-    """From the sizes in the header of packed weights; 0 if their contents cannot be read."""
+    """FLOPs from the header of packed weights; 0 if their contents cannot be read."""
     if type(packed) is not Tensor or packed.is_meta:
         return 0
     forms = parse_spec(spec)

@@ -171,5 +171,5 @@ def _at_last_layer(
 
 
 def _columns_of(tensor: Tensor, form: LayerForm, columns: slice) -> tuple[slice, ...]:
-    """Where columns of the output lie in a weight or a bias of its layer."""
+    """The index that selects columns of the output in a weight or a bias of its layer."""
     return (slice(None), columns) if tensor.dim() == 2 and form.transposed else (columns,)

@@ -187,7 +187,7 @@ def _verified_again(model: nn.Module, one: AlikeGroups, kept: Tuning) -> Tuning 
 def _untimed(
     model: nn.Module, one: AlikeGroups, choices: Sequence[Choice], *, forced: bool
 ) -> Tuning:
-    """By force the first that verifies; tables of speeds know nothing of groups."""
+    """Verifies choices without timing. By force takes the first that verifies, otherwise none."""
     trials = [verify_group(model, one, choice) for choice in choices]
     if not forced:
         why = NotMeasured("tables of speeds are about single blocks alone")

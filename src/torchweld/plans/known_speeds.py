@@ -313,7 +313,7 @@ def _sizes(forms: Sequence[LayerForm], shapes: Sequence[tuple[int, ...]]) -> tup
 
 
 def _place(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Where a block lies among others of its kind. Only places of one length are compared.
+    """The place of a block among others of its kind. Only places of one length are compared.
 
     One layer: rows, K, N. Two: rows, K, hidden, N. More: rows, layers, the widest, all weights, and
     a 0, so that the places of all longer chains have one length.

@@ -63,7 +63,7 @@ class PlanOptions:
 
     @property
     def seconds(self) -> float:
-        """For measuring: as given, else the default."""
+        """Seconds for measuring: as given, else the default."""
         default = QUICK_S if self.quick else BUDGET_S
         return default if self.budget_s is None else self.budget_s
 

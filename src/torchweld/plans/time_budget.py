@@ -27,7 +27,7 @@ GROUPS_SHARE = 0.12
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBudget:
-    """Until when blocks, groups and the whole model are measured, by `time.perf_counter`.
+    """The times at which measuring blocks, groups and the model ends, by `time.perf_counter`.
 
     untimed: for each workload, why the whole model is not timed on it; None if it is
     """
@@ -41,7 +41,7 @@ class TimeBudget:
 def share_out(
     model: nn.Module, workloads: Sequence[Workload], blocks: Blocks, options: PlanOptions
 ) -> TimeBudget:
-    """If there is anything to time, runs each workload once to see whether it can be timed."""
+    """Divides the time. If blocks are timed, runs each workload once to see if it can be timed."""
     begun_s, budget_s = time.perf_counter(), options.seconds
     each_s = budget_s * WHOLE_SHARE / len(workloads)
     untimed: tuple[NotMeasured | None, ...] = (UNASKED,) * len(workloads)

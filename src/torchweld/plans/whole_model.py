@@ -228,7 +228,7 @@ def _timed_us(planned: Sequence[Tuned]) -> tuple[float, float]:
 
 
 def without_wrong(tuned: TunedBlocks, wholes: Sequence[MeasuredWhole]) -> TunedBlocks:
-    """Nothing stays welded if the whole model does not give the same numbers."""
+    """Unwelds all blocks if the whole model does not give the same numbers."""
     if all(one.whole.verdict != "wrong" for one in wholes):
         return tuned
     reason = "the whole model gave other numbers"

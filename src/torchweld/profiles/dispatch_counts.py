@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Of one call: the names of its ops in order, and the buffers that they made."""
+    """What one call did: the names of its ops in order, and the buffers that they made."""
 
     ops: tuple[str, ...]
     buffers: int

@@ -25,10 +25,10 @@ from torchweld.machine.measured_peaks import Peaks
 from torchweld.profiles.profile_doubts import doubt
 from torchweld.profiles.step_faults import SAVED_BEFORE, StepFaults
 
-# Of a tensor in a file. No memory holds more.
+# The most elements of a tensor in a file. No memory holds more.
 MOST_ELEMENTS = 1 << 62
 
-# For a fact about the machine that the recording does not contain.
+# A fact about the machine that the recording does not contain.
 UNTOLD = NotMeasured("the recording does not tell")
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
@@ -65,7 +65,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Of the elements addressed: a broadcast dimension (stride 0) counts once."""
+        """Bytes of the elements addressed: a broadcast dimension (stride 0) counts once."""
         if self.strides is None:
             count = self.numel
         else:
@@ -258,7 +258,7 @@ class TimeCheck:
     what: str  # "held-out steps", "layers.3.mlp"
     corrected_us: float
     timed_us: float
-    # Of `error`, 95 %; None from fewer than six rounds.
+    # The 95 % interval of `error`; None if there were fewer than six rounds.
     interval: tuple[Measured, Measured] | None = None
 
     @property
@@ -313,7 +313,7 @@ class Compilation:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Where a profile comes from."""
+    """What was recorded, and on which machine."""
 
     source: Literal["live", "trace"]
     what: str  # the model's class, the workload's name, the file's name

@@ -30,7 +30,7 @@ DISTURBED = NotMeasured(
 
 @dataclass(frozen=True, kw_only=True)
 class StepFaults:
-    """Of all threads of the process. A fault brings one page, or one huge page."""
+    """Page faults of all threads of the process. A fault brings one page, or one huge page."""
 
     per_step: Amount  # the mean
     least: Count  # in one step
@@ -73,7 +73,7 @@ def faults_of(
     cost: FaultCost | NotMeasured,
     allocator: str,
 ) -> StepFaults | NotMeasured:
-    """From the counts of single steps; `calm` are those that other processes did not disturb."""
+    """The faults of a step, from counts of single steps; other processes did not disturb `calm`."""
     if isinstance(cost, NotMeasured):
         return cost
     counts = []

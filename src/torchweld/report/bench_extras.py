@@ -1,4 +1,4 @@
-"""Of a bench: single calls, several callers, and the map of where fused wins. Renderables out."""
+"""More sections of a bench: single calls, several callers, where fused wins. Renderables out."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _spot_text(spot: Spot | None) -> Text:
 
 
 def crossings(one: Map) -> Iterator[str]:
-    """For each width on which more than one thing happens, what happens at which rows."""
+    """For each width with more than one outcome, says which outcome holds at which rows."""
     for number, width in enumerate(one.widths):
         runs = one.along(number)
         if len(runs) > 1:

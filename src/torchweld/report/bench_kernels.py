@@ -1,4 +1,4 @@
-"""Of a bench on a GPU: what each side launches, and what host and device take for it."""
+"""What each side of a bench launches on a GPU, and what host and device take for it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _row(result: Result) -> dict[str, str | Text]:
 def kernels_section(
     bench: Bench, verdicts: Sequence[KernelVerdict], width: int
 ) -> Iterator[RenderableType]:
-    """Nothing for a bench on the CPU."""
+    """What each side launches; empty for a bench on the CPU."""
     if not bench.on_gpu or not bench.cells:
         return
     yield heading("kernels", device_words(bench))

@@ -1,4 +1,4 @@
-"""Of a bench: our first backend beside each peer, every cell that is lost, and a preset's goals."""
+"""Our first backend beside each peer of a bench, every cell that is lost, and a preset's goals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {"met": "green", "missed": "bold red"}
 
 
 def peers_section(bench: Bench) -> Iterator[RenderableType]:
-    """Nothing where there were no peers."""
+    """Our first backend beside each peer; empty if there were no peers."""
     if not bench.against or not bench.cells:
         return
     yield heading(f"{bench.first} beside others", "speed over theirs; ahead, behind: beyond noise")
@@ -53,7 +53,7 @@ def _loss(lost: LostCell) -> str:
 
 
 def goals_section(verdicts: Sequence[GoalVerdict]) -> Iterator[RenderableType]:
-    """Nothing where there are none."""
+    """The goals of a preset and what was found; empty if there are no goals."""
     if not verdicts:
         return
     yield heading("goals", "ratios are our speed over the other's")

@@ -23,7 +23,7 @@ from torchweld.report.bench_training import step_words, training_section
 
 
 def bench_head(bench: Bench) -> Iterator[RenderableType]:
-    """Before anything is measured: how busy the machine is, what it is, who does not take part."""
+    """What is shown before anything is measured: load, machine, and who does not take part."""
     busy = load_words(bench.busy_cores)
     if busy:
         yield Text(busy, style="yellow")
@@ -54,7 +54,7 @@ def bench_sections(
     goals: Sequence[GoalVerdict] = (),
     kernels: Sequence[KernelVerdict] = (),
 ) -> Iterator[RenderableType]:
-    """After it: all that was found."""
+    """What is shown after the measurement: everything that was found."""
     if bench.cells:
         speeds, spare = speed_table(bench, width)
         yield speeds

@@ -1,4 +1,4 @@
-"""Of a bench of training steps: what they keep, the page faults they meet, and the peak of memory.
+"""What training steps of a bench keep, the page faults they meet, and the peak of memory.
 
 In: a `Bench`. Out: a table for a width, and the words below it.
 """
@@ -24,7 +24,7 @@ SPARE = (PEAK, OF_EAGER)
 
 
 def training_section(bench: Bench, width: int) -> Iterator[RenderableType]:
-    """Nothing where no step of training was counted."""
+    """What a step keeps and touches; empty if no training step was counted."""
     if not bench.training or not any(r.training for cell in bench.cells for r in cell.results):
         return
     yield heading("what a step keeps and touches", "→".join(bench.names))

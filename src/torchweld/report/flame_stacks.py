@@ -217,7 +217,7 @@ def _sum(top: Frame) -> float:
 
 
 def _settle(top: Frame) -> None:
-    """Where the correction took too much away, the frame around it pays."""
+    """If the correction made a frame's time negative, takes that from the frame around it."""
     for frame, around in reversed(every(top)):
         if frame.self_us < 0 and around is not None:
             around.self_us += frame.self_us

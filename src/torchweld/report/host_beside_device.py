@@ -1,4 +1,4 @@
-"""Of a device's section: host and device side by side, and the matrix products by name.
+"""Two parts of a device's section: host and device side by side, and the products by name.
 
 In: a `Profile` with a `Device`. Out: `rich` renderables.
 """
@@ -64,7 +64,7 @@ def _device_rows(device: Device) -> list[tuple[str, str]]:
 
 
 def products_table(device: Device, width: int) -> Iterator[RenderableType]:
-    """Nothing without products."""
+    """The matrix products by name; empty if there are none."""
     rows = products_of(device)
     if not rows:
         return

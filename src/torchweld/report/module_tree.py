@@ -329,7 +329,7 @@ def tree_table(tree: Tree, rows: Sequence[TreeRow], width: int = WIDTH) -> Table
 
 
 def _counts_table(tree: Tree, rows: Sequence[TreeRow], width: int) -> Table:
-    """If no time was measured: what was counted."""
+    """The tree with what was counted, for a profile without measured times."""
     work = "kern." if tree.on_device else "ops"
     columns = [Column("calls", 5), Column(work, 5), Column("MFLOP", 7), Column("moves", 8)]
     sheet = Sheet("module", columns, width, indent=0)
@@ -361,7 +361,7 @@ def waste_cell(given: Split | NotMeasured | None, step_us: float) -> Text:
 
 
 def label(row: TreeRow, width: int) -> str:
-    """As in print(model); if that is too long, without the arguments' names, then cut."""
+    """A module as print(model) shows it. If it is too long, argument names go first."""
     before = " " * 2 * row.depth
     if row.own:
         return cut(f"{before}· {row.name or 'itself'}", width)

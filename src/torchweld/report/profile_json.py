@@ -67,5 +67,5 @@ def _modules(profile: Profile, account: Account) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """With every field of a record. JSON has no NaN and no infinity: they are null here."""
+    """`value` as plain data with every field. JSON has no NaN and no infinity: they become null."""
     return to_plain(value, all_fields=True, odd=lambda _: None)

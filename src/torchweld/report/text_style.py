@@ -38,7 +38,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_left(text: str, width: int) -> str:
-    """As `cut`, but the end is kept: the part of a path that matters."""
+    """Like `cut`, but keeps the end of the text, which is the part of a path that matters."""
     return cut(text[::-1], width)[::-1]
 
 

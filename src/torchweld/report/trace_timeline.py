@@ -142,7 +142,7 @@ def module_ranges(profile: Profile, placed: Sequence[Span]) -> Iterator[Range]:
 
 
 def range_counts(profile: Profile) -> list[int]:
-    """By op: ranges around it that lie inside the op around it, if any."""
+    """For each op, how many ranges lie between it and the op around it."""
     ops = profile.ops
     known: dict[tuple[int, int, bool], int] = {}
     found = []

@@ -1,4 +1,4 @@
-"""From the log-ratios of a candidate and of the control to a verdict: pure functions of arrays.
+"""The verdict on a candidate, from its log-ratios and the control's. Pure functions of arrays.
 
 A candidate is faster or slower only if its interval excludes 1, and the change exceeds both the
 practical threshold and what the baseline shows against itself. It is the same only if the interval

@@ -148,7 +148,7 @@ def test_what_does_not_fit_takes_torchs_products(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("width", [9, 260])
 def test_strides(width: int) -> None:
-    """Of x, weights, biases and the output's gradient."""
+    """x, weights, biases and the output's gradient may have any strides."""
     spec = "silu/b/separate;identity/b"
     forms = parse_spec(spec)
     x = torch.randn(12, 5, 2).transpose(0, 1)[..., 0]

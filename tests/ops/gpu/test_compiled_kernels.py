@@ -17,7 +17,7 @@ from scripts import gpu_resources
 from scripts.gpu_resources import Recorded, Resources
 
 ROOT = Path(__file__).parents[3]
-# Of the Triton that torch pins; another one may have none.
+# What the kernels take with the Triton that torch pins; another Triton may have no such file.
 FILE = gpu_resources.file_for(gpu_resources.PINNED)
 # One of each kernel with products, and a pointwise one; wide tiles and low ones.
 FEW = (

@@ -129,7 +129,7 @@ def test_wide_narrow_chains_in_parts(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_strides(way: str) -> None:
-    """Of x, weights, biases and the output's gradient."""
+    """x, weights, biases and the output's gradient may have any strides."""
     spec = "silu/b/separate;identity/b"
     forms = parse_spec(spec)
     x = torch.randn(12, 5, 2).transpose(0, 1)[..., 0]

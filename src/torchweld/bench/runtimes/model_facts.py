@@ -76,7 +76,7 @@ def _arrays(results: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def profiled_host(model: nn.Module, workload: Workload) -> tuple[float, float] | NotMeasured:
-    """By a profile: ops that are started, and Python, dispatcher and views between them.
+    """Host time by a profile: starting ops, and Python, dispatcher and views between them.
 
     In µs, and as a share of the profiled step.
     """

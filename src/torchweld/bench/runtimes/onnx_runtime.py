@@ -15,7 +15,7 @@ TURN_S = 200e-6
 
 
 class OnnxRuntime(OnnxReadingRuntime):
-    """Of several forms of a graph, it takes the one that is faster here."""
+    """ONNX Runtime. It takes the form of a graph that is the fastest here."""
 
     needs = ("onnxruntime", "onnx")
 

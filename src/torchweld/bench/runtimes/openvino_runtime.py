@@ -12,7 +12,7 @@ from torchweld.bench.runtimes.runtime import Call
 
 
 class OpenVinoRuntime(OnnxReadingRuntime):
-    """It reads the first form of a graph."""
+    """OpenVINO. It reads the first form of a graph."""
 
     needs = ("openvino", "onnx")
 

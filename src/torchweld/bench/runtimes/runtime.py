@@ -92,7 +92,7 @@ class Runtime:
         return ""
 
     def expected_kernels(self, mlp: MlpShape) -> dict[str, int] | None:
-        """By kind, what a call should launch on a GPU; None: nobody says."""
+        """How many kernels of each kind a call should launch on a GPU; None: not known."""
         return None
 
     def why_not(self, dtype: str, training: bool = False) -> str:
@@ -104,7 +104,7 @@ class Runtime:
         return f"it is measured in {', '.join(self.dtypes)} only"
 
     def versions(self) -> list[str]:
-        """Of the packages that it needs."""
+        """Versions of the packages that it needs."""
         return [f"{n} {metadata.version(n)}" for n in self.distributions or self.needs]
 
     # ---- what it does ----
@@ -124,7 +124,7 @@ class Runtime:
         self.face.show()
 
     def train(self, step: TrainingStep | None) -> None:
-        """From the next `prepare` on, a call is such a step; None: a call without gradients."""
+        """Makes each call a training step, from the next `prepare` on; None: without gradients."""
         self.step = step
 
     def prepare(self, *where: int) -> Call:
@@ -158,7 +158,7 @@ class Runtime:
         return judged_of(self.step_call, self.step.accumulate)
 
     def training_cost(self) -> dict[str, Any]:
-        """Of the step that was prepared."""
+        """What the step that was prepared costs in memory."""
         made = self.step_call
         parameters = [*self.model.parameters(), *made.leaves[1:]]
         faults, peak = faults_and_peak(made.call)

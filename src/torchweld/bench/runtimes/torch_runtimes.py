@@ -44,7 +44,7 @@ class EagerRuntime(Runtime):
         return model_facts.truth_arrays(self.model, self.workload)
 
     def cuda_us(self) -> float | None:
-        """By the device's own clock; of blocks alone."""
+        """The time of a block on CUDA, by the device's own clock; None for whole models."""
         if not isinstance(self.source, BlockSource) or self.source.device != "cpu":
             return None
         block, (x,) = copy.deepcopy(self.model).cuda(), self.workload.tensors()

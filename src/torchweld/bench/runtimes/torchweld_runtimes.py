@@ -196,8 +196,9 @@ class PlannedRuntime(Runtime):
         }
 
     def judged(self, call: Call) -> Any:
-        """In training, raises if no welded block ran its kernel: eager would be timed twice."""
+        """The results to judge. In training, raises if every welded block ran the original code."""
         found = super().judged(call)
+        # A model that runs only original code would be eager, timed twice.
         ran = stats(self.model)
         if self.step is not None and ran and all(one.originals for one in ran.values()):
             reasons = dict.fromkeys(why for one in ran.values() for why in one.originals)

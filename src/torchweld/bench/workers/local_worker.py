@@ -37,7 +37,7 @@ class LocalWorker:
             raise WorkerError(one_line(error)) from error
 
     def park(self) -> None:
-        """Nothing of this process runs by itself."""
+        """Does nothing, because nothing of this process runs by itself."""
 
     def wake(self) -> None:
         """Does nothing, like `park`: there is no process to wake."""

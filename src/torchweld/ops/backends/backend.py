@@ -118,7 +118,7 @@ class CountsKernels(Protocol):
     """A backend that says what it launches on a GPU, so that a bench can hold it to that."""
 
     def expected_kernels(self, block: Form) -> dict[str, int] | None:
-        """By kind, of a call without gradients: gemm, pointwise; None if it does not tell."""
+        """How many kernels of each kind a call without gradients launches; None if not known."""
 
 
 class Backend(Protocol):

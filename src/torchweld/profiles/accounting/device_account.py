@@ -186,7 +186,7 @@ def _ran(recording: Recording) -> list[Event]:
 
 
 def _launch(event: Event, candidates: Sequence[int], events: Sequence[Event]) -> int:
-    """Of several calls with one number (every process counts from 0), the last before the kernel.
+    """The call that launched a kernel: of several with one number, the last one before the kernel.
 
     If a call is inside another with the same number, the outer one.
     """
@@ -202,7 +202,7 @@ def _launch(event: Event, candidates: Sequence[int], events: Sequence[Event]) ->
 def _gaps(
     busy: Sequence[Span], kernels: Sequence[Kernel], events: Sequence[Event], calls: Sequence[int]
 ) -> Iterator[Gap]:
-    """Where nothing ran, and why.
+    """The intervals in which nothing ran, and why.
 
     If the call that launched what ran next began ("ts") after the gap did, the host was late; if
     its thread was in a call that waits for the device, a synchronisation made it late. If the call

@@ -1,4 +1,4 @@
-"""Of a profile with a device: its matrix products by name, and host and device side by side.
+"""The matrix products of a device by name, and host and device side by side.
 
 In: a `Profile` with a `Device`. Out: `ProductRow`s, the longest first, and `HostTimes`. Both cover
 what the device's figures cover.
@@ -82,7 +82,7 @@ def on_tensor_cores_us(rows: Iterable[ProductRow]) -> dict[bool | None, float]:
 
 
 def host_times(profile: Profile, device: Device) -> HostTimes:
-    """Of the steps that the device's figures cover."""
+    """The host's times in the steps that the device's figures cover."""
     ops = [op for op in profile.ops if op.parent < 0 and device.covers_op(op)]
     spans = covered((op.start_us, op.start_us + op.raw_us) for op in ops)
     before = float("inf") if device.until_us is None else device.until_us

@@ -27,7 +27,7 @@ from torchweld.profiles.profile import Op
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Of one op. `round_trip_us` is part of `memory_us`."""
+    """The memory traffic of one op. `round_trip_us` is part of `memory_us`."""
 
     memory_us: float
     round_trip_us: float

@@ -49,7 +49,7 @@ def random(call: OpCall) -> Work:
 
 
 def gather(call: OpCall) -> Work:
-    """Of the table only what the result holds is read; the indices are read in full."""
+    """Reads from the table only what the result holds, and all indices."""
     if not call.inputs:
         return call.unknown()
     table, indices = call.inputs[0], call.inputs[1:]
@@ -59,7 +59,7 @@ def gather(call: OpCall) -> Work:
 
 
 def _gathered_bytes(call: OpCall) -> int:
-    """Of the result of embedding, gather, index, from the shapes of table and indices."""
+    """Bytes that embedding, gather or index returns, from the shapes of table and indices."""
     table = call.inputs[0]
     indices = [tensor for tensor in call.inputs[1:] if _is_index(tensor)]
     if not indices or not table.shape:
@@ -78,7 +78,7 @@ def _is_index(tensor: Tensor) -> bool:
 
 
 def scatter(call: OpCall) -> Work:
-    """Into the target, as much as the values hold."""
+    """Writes into the target as many elements as the values hold."""
     if len(call.inputs) < 2:
         return call.unknown()
     target, rest = call.inputs[0], call.inputs[1:]

@@ -71,7 +71,7 @@ class OpCall:
         return accesses(self.inputs)
 
     def writes(self, otherwise_bytes: int) -> tuple[Access, ...]:
-        """Where the result goes: `otherwise_bytes` of new memory, if the recording shows none."""
+        """What the op writes: `otherwise_bytes` of new memory, if the recording shows nothing."""
         if self.outs:
             return accesses(self.outs)
         if self.in_place and self.inputs:
@@ -112,7 +112,7 @@ def item_bytes(tensor: Tensor) -> int:
 
 
 def dense_bytes(tensor: Tensor) -> int:
-    """Of a new tensor of this shape and type."""
+    """Bytes of a new tensor of this shape and type."""
     return tensor.numel * item_bytes(tensor)
 
 

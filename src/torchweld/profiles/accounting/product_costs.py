@@ -124,7 +124,7 @@ def _welded(call: OpCall, width_of: Callable[[int, Sequence[Tensor]], int]) -> W
 
 
 def _outputs(weight: Tensor, width: int) -> int | None:
-    """Of a weight that takes `width` inputs and is laid out either way."""
+    """How many outputs a weight of `width` inputs has, laid out either way; None: it has others."""
     out, inner = weight.shape
     if inner == width:
         return out
@@ -180,7 +180,7 @@ def convolution(call: OpCall) -> Work:
 
 
 def convolution_backward(gradient: int, x: int) -> Model:
-    """As much as forward for the gradient of x, and again for the weight's; orders differ."""
+    """Costs as much as the forward for x's gradient, and again for the weight's. Orders differ."""
 
     def model(call: OpCall) -> Work:
         if len(call.inputs) < 3 or len(call.inputs[2].shape) < 3:

@@ -328,7 +328,7 @@ class _Side:
                 yield at, Amount(launches=-int(kernel.op < 0), device_us=-kernel.duration_us)
 
     def _own(self) -> list[Amount]:
-        """By module, without its children."""
+        """Amounts of each module, without its children."""
         profile = self.profile
         found = [NOTHING] * len(profile.modules)
         trips = round_trips_of(profile.ops, works_of(profile.ops))

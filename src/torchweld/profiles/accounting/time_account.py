@@ -101,7 +101,7 @@ def _accounted(profile: Profile, step_us: float) -> Account:
 
 
 def beyond_peaks_us(ops: Iterable[OpAccount]) -> float:
-    """By how much ops were faster than their arithmetic at the peak. If by much, the peak is wrong.
+    """Time by which ops beat their arithmetic at the peak. If it is long, the peak is wrong.
 
     Memory does not tell: an op need not read all that it is given.
     """
@@ -198,7 +198,7 @@ def _split(parts: Sequence[float]) -> Split:
 
 
 def _bound(total: _Sums) -> Bound:
-    """As for an op: what holds back the larger part of the roofline."""
+    """What a module is bound by, like an op: whatever takes the larger part of the roofline."""
     split = _split(total.parts)
     if split.total_us > 0 and 2 * (split.launch_us + split.host_us) > split.total_us:
         return "overhead"

@@ -38,7 +38,7 @@ class Split:
 
     @property
     def explained_us(self) -> float:
-        """Without what is unexplained, whether positive or negative."""
+        """The total without what is unexplained, whether that is positive or negative."""
         return self.total_us - abs(self.unexplained_us)
 
     @property
@@ -58,7 +58,7 @@ PARTS: tuple[str, ...] = tuple(f.name for f in fields(Split))
 
 
 def measured(split: Split | NotMeasured) -> Split:
-    """For callers who know that it was measured."""
+    """The split, for callers who know that it was measured."""
     assert isinstance(split, Split), split
     return split
 

@@ -81,8 +81,7 @@ class Attribution:
 
 @dataclass(kw_only=True)
 class _Times:
-    """By event, over all recordings: start in the step and duration as recorded, own time, and the
-    gap before it."""
+    """Times of each event over all recordings. The start is in the step, `raw_us` as recorded."""
 
     start_us: list[float]
     own_us: list[float]
@@ -225,7 +224,7 @@ class _Attributor:
         before[event.thread] = i
 
     def _put_parents_first(self) -> None:
-        """In a trace, a module may be met before the one around it."""
+        """Sorts modules, parents first: a trace may show a child before its parent."""
         order: dict[int, None] = {}
         for i in range(len(self.places)):
             around, chain = i, [i]

@@ -33,7 +33,7 @@ class CompilationWatch:
     notices: list[str] = field(default_factory=list)
 
     def result(self, recording: Recording) -> Compilation | None:
-        """With what a recording of one step shows; None if nothing compiled was met at all."""
+        """The compilation that a recording of one step shows; None if nothing compiled was met."""
         regions = [e for e in recording.events if e.name.startswith(_REGION)]
         lookups = [e.duration_us for e in recording.events if e.name.startswith(LOOKUP)]
         if not (regions or lookups or self.compiled or self.graph_breaks):
@@ -97,7 +97,7 @@ def _made_code(entry: Any) -> bool:
 
 
 def _is_recompilation(entry: Any) -> bool:
-    """By torch's own word, or by the frame's number: "3/1" is the second code of frame 3."""
+    """Whether torch says so, or the frame's number does: "3/1" is the second code of frame 3."""
     if getattr(entry, "recompile_reason", None):
         return True
     number = str(getattr(entry, "compile_id", "")).rpartition("/")[2]

@@ -71,7 +71,7 @@ def kinds_in_place(names: Sequence[str], parents: Sequence[int]) -> list[Kind]:
 def _kinds(
     names: Sequence[str], parents: Sequence[int], is_op: Sequence[bool] | None
 ) -> list[Kind]:
-    """By name; ranges, and whatever the compiler runs, only call others."""
+    """The kind of each event, by name. Ranges and the compiler's work only call others."""
     found: list[Kind] = []
     compiling: list[bool] = []
     for i, name in enumerate(names):

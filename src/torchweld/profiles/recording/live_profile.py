@@ -245,7 +245,7 @@ class _Runner:
         return self._round(plain_us, recording, ops_us=ops_us)
 
     def checking_round(self, paths: Sequence[str], turned: bool) -> Round:
-        """In alternating order, so that neither side gains from coming first."""
+        """Measures a round in alternating order, so that neither side gains from coming first."""
         self.lost = 0.0
         if turned:
             alone_us = self.modules_alone(paths) if paths else {}

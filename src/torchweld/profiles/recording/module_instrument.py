@@ -50,7 +50,7 @@ def places(roots: Roots) -> dict[nn.Module, list[str]]:
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As `named_children`, but a child under two names is given twice."""
+    """Like `named_children`, but a child under two names is given twice."""
     for name, child in module._modules.items():
         if child is not None:
             yield name, child

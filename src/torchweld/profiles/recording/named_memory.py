@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torchweld.profiles.recorded_events import OP, Event, Recording
 
-# Of the ops in a trace, so many have to be in the tree for it to be the same step.
+# At least this share of a trace's ops is in the tree, if both show the same step.
 _LEAST_MATCHED = 0.9
 
 

@@ -22,7 +22,7 @@ _least_us = math.inf
 
 
 def this_machine(notices: list[str]) -> Machine:
-    """For a recording that was made here. Adds a notice if the peaks cannot be measured."""
+    """This machine, for a recording made here. Adds a notice if peaks cannot be measured."""
     here = hardware.hardware()
     return Machine(
         torch=here.torch_version,

@@ -1,4 +1,4 @@
-"""From recordings of a step to its `Profile`. Used by `tw.profile` and by `tw.profiling`."""
+"""Builds a `Profile` from recordings of a step. Used by `tw.profile` and by `tw.profiling`."""
 
 from __future__ import annotations
 

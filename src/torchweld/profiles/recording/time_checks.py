@@ -26,10 +26,10 @@ AT_LEAST_ALPHA = 0.01
 
 
 def checks_of(held_out: Sequence[Round], costs: Costs) -> tuple[TimeCheck, ...]:
-    """Of the step, and of each module that was timed alone.
+    """Checks of the step, and of each module that was timed alone.
 
-    Of modules on a device the recording has the host's time alone, and the clock both: such a check
-    would say nothing.
+    Modules on a device are not checked: the recording has the host's time alone, and the clock
+    has both.
     """
     if not held_out:
         return ()
@@ -53,7 +53,7 @@ def checks_of_loop(
 
 
 def check(what: str, corrected_us: Sequence[float], timed_us: Sequence[float]) -> TimeCheck:
-    """By the median ratio of the two. Times without a counterpart are left out."""
+    """Compares two series of times by the median of their ratios. Unpaired times are left out."""
     pairs = zip(corrected_us, timed_us, strict=False)
     ratios = sorted(corrected / timed for corrected, timed in pairs if timed > 0)
     usual_us = statistics.median(timed_us)

@@ -396,7 +396,7 @@ class _ProfilerReader:
         )
 
     def _join_threads(self, results: Any, notices: list[str]) -> None:
-        """With more than one thread, asks on which one the forward op of a backward node ran."""
+        """Notes on which thread the forward op of each backward node ran, if there are several."""
         try:
             forward = {
                 event.correlation_id(): event.fwd_thread_id()

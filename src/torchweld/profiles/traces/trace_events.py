@@ -1,4 +1,4 @@
-"""From the raw events of a chrome trace to a `Recording`. Every rule names the field it reads.
+"""Turns the raw events of a chrome trace into a `Recording`. Every rule names the field it reads.
 
 What cannot be used (an event without a time, a phase that torch does not write, a cut or damaged
 rest) is skipped, counted, and mentioned in the recording's notices.
@@ -79,7 +79,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Nothing here makes reference cycles, and searching a million objects for them takes long."""
+    """Turns garbage collection off: nothing here makes cycles, and a search takes long."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -132,7 +132,7 @@ class TraceReader:
                 self.malformed += 1
         self._refuse_what_is_no_trace()
         modules, self.places = modules_of_hierarchies(() if self.named else self.hierarchies)
-        # Of two events with the same interval, the later is inside: a runtime call in its op.
+        # If two events have the same interval, the later is inside: a runtime call in its op.
         events = _sorted([*modules, *self.hosts, *self.calls, *self.on_device])
         origin_us = _shift_to_first_step(events)
         nest(events)
@@ -309,7 +309,7 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def _sorted(events: list[Event]) -> list[Event]:
-    """By thread, then start, then longest first; ties stay in the order they were in."""
+    """Events by thread, then by start, then the longest first. Ties keep their order."""
     events.sort(key=attrgetter("end_us"), reverse=True)
     events.sort(key=attrgetter("start_us"))
     events.sort(key=attrgetter("thread"))

@@ -32,7 +32,7 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _codes(*names: str) -> frozenset[CodeType]:
-    """Of the methods of symbols with these names; of all without names."""
+    """The code of the methods that symbols have under these names; by default of all methods."""
     methods = [
         method
         for kind in SYMBOLS
@@ -46,9 +46,9 @@ _TEXTS = _codes("__repr__", "__str__", "__format__", "__hash__", "_sympy_")
 _METHODS = _codes()
 _TRUTH = torch.SymBool.__bool__.__code__
 
-# They run inside of symbols, and count as torch.
+# Packages that run inside of symbols. They count as torch.
 _FOLDERS = tuple(os.path.dirname(str(one.__file__)) + os.sep for one in (torch, sympy, mpmath))
-# Of torch, but they only pass calls on to the model's code.
+# Parts of torch that only pass calls on to the model's code.
 _PASSING = (
     os.path.dirname(str(torch.nn.__file__)) + os.sep,
     str(torch.utils._contextlib.__file__),
@@ -151,7 +151,7 @@ def _asked_by_torch(method: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _identity_comparisons(code: CodeType) -> frozenset[int]:
-    """Where this code compares by `is`, and not with a constant: None, True, a number, a text."""
+    """Offsets at which code compares by `is`, except with a constant (None, True, a number)."""
     found, constant = [], False
     for one in dis.get_instructions(code):
         if one.opname == "IS_OP" and not constant:

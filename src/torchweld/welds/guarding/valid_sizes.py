@@ -105,7 +105,7 @@ def _run(
     *,
     symbols: bool,
 ) -> _SizedRun:
-    """On fake tensors of these patterns, with symbols or numbers for their sizes."""
+    """Runs the module on fake tensors of these patterns, with symbols or numbers for sizes."""
     env, watch, questions = ShapeEnv(duck_shape=False), _SizeWatch(), SizeQuestions()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     try:

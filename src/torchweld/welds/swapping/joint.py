@@ -123,7 +123,7 @@ class Joint:
         self._settle()
 
     def watch_over(self, module: nn.Module, guard: Guard) -> None:
-        """From now on the guard decides whether the module is what the decision is about."""
+        """Lets the guard decide, from now on, whether the module is what the decision is about."""
         self.guard, self.asks_modes = guard, bool(guard.facts.modes)
         places = [place_of(module, path) for path in self.decision.block.tensors]
         tensors = [place.holder[place.name] for place in places if place is not None]
@@ -309,7 +309,7 @@ class Joint:
         return y
 
     def _remember(self, call: _Call, stand: Stand | Any | Literal[False]) -> None:
-        """For the quick way, which looks at inference in eval mode alone."""
+        """Keeps the stand for the quick way, which serves inference in eval mode alone."""
         quick = call.alone and self.arguments.wanted_first
         quick = quick and not (call.training or call.gradients)
         asked = self.guard is None or self.guard.facts.modes

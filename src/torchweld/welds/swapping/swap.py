@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def all_or_nothing(function: Callable[P, T]) -> Callable[P, T]:
-    """For a function whose first argument is `model`: if it raises, the model is welded as before.
+    """Decorates a function of `model`: if it raises, the model is welded as it was before.
 
     That holds for interrupts too.
     """
@@ -232,7 +232,7 @@ def disabled(model: nn.Module) -> Iterator[None]:
 def check_calls(
     model: nn.Module, *, first: int | None = None, sample: float | None = None
 ) -> nn.Module:
-    """From now on compares calls of each welded module with the original, by the numerical rule.
+    """Compares calls of each welded module with the original, from now on, by the numerical rule.
 
     `first=n`: the next n calls; `sample=p`: each call with probability p, until `first=0` ends it.
     A module that disagrees is undone, with a warning, and the call gives the original's result.
