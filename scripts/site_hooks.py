@@ -78,7 +78,7 @@ def linked_files() -> list[str]:
 
 
 def site_uri(name: str) -> str:
-    """Where a file of the repository is in the site's sources."""
+    """The place of a repository's file in the sources of the site."""
     if name.startswith("docs/"):
         return name.removeprefix("docs/")
     return f"{OUTSIDE}/{name}" if name.endswith(".md") else f"{OUTSIDE}/{name}.md"

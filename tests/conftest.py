@@ -77,5 +77,5 @@ def uncorrected_profiles(monkeypatch: pytest.MonkeyPatch, brief_profiles: None) 
 
 @pytest.fixture
 def one_thread() -> None:
-    """For products so small that a second thread only waits."""
+    """Runs products on one thread, for those so small that a second thread only waits."""
     torch.set_num_threads(1)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 
 class Picklable(Mlp):
-    """At the top level of the file, as pickle requires."""
+    """A module at the top level of the file, as pickle requires."""
 
     flag = False
 

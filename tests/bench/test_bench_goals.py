@@ -23,7 +23,7 @@ TINY, SMALL = BLOCKS["tiny"], BLOCKS["small"]
 
 
 def compared(speedup: float, width: float = 1.01, us: float = 100.0) -> Comparison:
-    """Over eager, known within `width`; eager takes `us`."""
+    """A comparison with eager, known within `width`; eager takes `us`."""
     made = comparison(speedup, us=us)
     return replace(made, interval=(speedup / width, speedup * width))
 

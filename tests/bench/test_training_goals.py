@@ -31,7 +31,7 @@ COST = TrainingCost(saved_bytes=5000, faults=4610.4, peak_bytes=400_000_000)
 
 
 def compared(speedup: float, width: float = 1.01) -> Comparison:
-    """Over eager, known within `width`."""
+    """A comparison with eager, known within `width`."""
     return replace(comparison(speedup, us=2000.0), interval=(speedup / width, speedup * width))
 
 

@@ -63,7 +63,7 @@ def test_tables_and_a_closing_sentence(bench: Bencher) -> None:
 
 
 def wide_bench(verdict: Verdict) -> Bench:
-    """As wide as cells get: six others, long names, large figures."""
+    """A bench with the widest cells: six other sides, long names, large figures."""
     wide = MlpShape(sizes=(2048, 5632, 2048), activation="silu", gated=True)
     against = ("mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
     names = (*against, "cpu:natural")

@@ -191,7 +191,7 @@ def _interrupt_at_every_line(operation: Callable[[nn.Module], object], model: nn
 
 
 class TooLong(Exception):  # noqa: N818
-    """As a user's own timeout would be: an ordinary exception."""
+    """An ordinary exception, as a user's own timeout would be."""
 
 
 # Undoing is over too soon: the signal would come before, or after.

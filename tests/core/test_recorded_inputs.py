@@ -136,7 +136,7 @@ def test_only_the_outermost_call_is_recorded() -> None:
 
 
 class Cache:
-    """As the key-value caches of decoders: an object that a call changes."""
+    """An object that a call changes, like the key-value caches of decoders."""
 
     def __init__(self) -> None:
         self.items: list[Tensor] = []

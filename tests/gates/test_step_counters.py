@@ -141,7 +141,7 @@ def test_a_step_that_is_not_the_same_twice_has_no_counters() -> None:
 
 
 def counters(welded: tuple[str, ...] = (), **kernels: int) -> Counters:
-    """By module, with _ for the dots; `root` is the model."""
+    """Counters by module, with _ for the dots; `root` is the model."""
     own = {
         path.replace("_", ".").removeprefix("root"): {**dict.fromkeys(NAMES, 0), "kernels": n}
         for path, n in kernels.items()

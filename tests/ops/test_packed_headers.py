@@ -48,7 +48,7 @@ def words(tensor: Tensor) -> list[int]:
 
 
 def forged(tensor: Tensor, changes: dict[int, int]) -> Tensor:
-    """With these words of the header replaced, and the checksum made right again."""
+    """A copy with these words of the header replaced, and the checksum made right again."""
     own = words(tensor)
     for index, value in changes.items():
         own[index] = value % 2**64

@@ -199,7 +199,7 @@ def test_the_op_scripts_by_itself() -> None:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Any, CompileCounterWithBackend]:
-    """Without graph breaks, or it raises; and a counter of compilations."""
+    """The function, compiled so that it raises at a graph break, and a counter of compilations."""
     counter = CompileCounterWithBackend("aot_eager")
     return torch.compile(function, fullgraph=True, backend=counter, **options), counter
 

@@ -118,7 +118,7 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def parse(words: list[str]) -> None:
-    """As the command line does before anything runs; wrong usage raises."""
+    """Parses a command line as torchweld does before anything runs. Wrong usage raises."""
     command, rest = cli.commands[words[0]], words[1:]
     with command.make_context(words[0], [*rest]):
         pass

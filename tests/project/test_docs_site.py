@@ -24,7 +24,7 @@ ELSEWHERE = re.compile(r"\s*(?:[a-z]+:)?//", re.IGNORECASE)
 
 
 def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
-    """As `make docs` does, into another folder. Proxies lead nowhere, should it ask for anything.
+    """Builds the site as `make docs` does, into another folder. Proxies lead nowhere.
 
     Not with --quiet: then warnings are not counted, and nothing is strict.
     """

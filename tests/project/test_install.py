@@ -36,7 +36,7 @@ def copy_sources(folder: Path) -> Path:
 
 
 def environment(path: str, **more: str) -> dict[str, str]:
-    """Only what a process needs, so that nothing set by the person running the tests leaks in."""
+    """Variables that a process needs, and no others: settings of the caller do not leak in."""
     kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     return {**kept, "PATH": path, "PIP_NO_INDEX": "1", **more}
 

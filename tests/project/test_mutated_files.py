@@ -97,7 +97,7 @@ def expected() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def shown(text: str) -> None:
-    """Nothing in it moves a cursor or turns the text around."""
+    """Checks that a text neither moves a cursor nor turns text around."""
     odd = [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs")]
     assert not odd, odd
     text.encode()

@@ -48,7 +48,7 @@ def comparison(
 
 
 class FakeCompare:
-    """In place of `compare`: runs each side once, keeps its options, answers with `speedup`.
+    """Stands for `compare`: runs each side once, keeps its options, answers with `speedup`.
 
     `verdicts` has those of sides by name that are not `verdict`.
     """

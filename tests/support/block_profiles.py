@@ -238,7 +238,7 @@ def fused_blocks(layers: int = 4, **more: Any) -> Profile:
 
 
 def on_device(profile: Profile, kernel_us: float = 5.0) -> Profile:
-    """With a device on which every op without ops inside launched one kernel, 1 µs apart."""
+    """A profile with a device. Each op without ops inside launched one kernel, 1 µs apart."""
     outer = {op.parent for op in profile.ops}
     leaves = [i for i in range(len(profile.ops)) if i not in outer]
     kernels = []

@@ -61,7 +61,7 @@ def offences(source: str) -> list[str]:
 
 
 def functions_with_offences(source: str) -> dict[str, list[str]]:
-    """By name of the top function or class around them; "" for what is outside of any."""
+    """Offences by the name of the top function or class around them; "" outside of any."""
     found: dict[str, list[str]] = {}
     for node in ast.parse(source).body:
         name = getattr(node, "name", "")

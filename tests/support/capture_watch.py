@@ -52,7 +52,7 @@ def run_watched(way: str, spec: str, x: Tensor, tensors: Sequence[Tensor]) -> Wa
 
 
 def assert_nothing_waits(way: str) -> None:
-    """Over all forms of chains, forward and backward."""
+    """Checks forward and backward of all forms of chains."""
     for forms in CHAINS:
         sizes = (*(7, 9, 6, 5)[: len(forms)], 4)
         tensors = random_tensors(sizes, forms, torch.bfloat16)

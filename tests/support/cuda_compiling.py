@@ -74,7 +74,7 @@ def kernel_name(mangled: str) -> str:
 
 
 def uses(said: str) -> dict[str, KernelUse]:
-    """By kernel, from the lines of ptxas."""
+    """What each kernel takes, from the lines of ptxas."""
     found: dict[str, KernelUse] = {}
     name, stack, spills = "", 0, 0
     for line in said.splitlines():

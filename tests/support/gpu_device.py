@@ -1,4 +1,4 @@
-"""Where tests of GPU kernels run: in Triton's interpreter on CPU tensors, or on a real GPU.
+"""The device of tests of GPU kernels: Triton's interpreter on CPU tensors, or a real GPU.
 
 `make gpu-test` sets TORCHWELD_TEST_DEVICE=cuda: the same tests then make their tensors on the GPU,
 and what they note as launched has to be in the trace that torch.profiler takes of each of them.

@@ -117,7 +117,7 @@ def shapes_of(form: LayerForm, K: int, N: int) -> list[tuple[int, ...]]:
 
 
 def fixed(*shape: int, seed: int = 0) -> Tensor:
-    """For tensors at the top of a module: the same at every run."""
+    """A random tensor for the top of a module: the same at every run."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 

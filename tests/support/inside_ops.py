@@ -31,7 +31,7 @@ class InsideOps(TorchDispatchMode):
         return self.made(func, args, kwargs, func(*args, **kwargs))
 
     def made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """After an op that is not torchweld's; gives what the caller gets."""
+        """Called after an op that is not torchweld's; returns what the caller gets."""
         return result
 
 

@@ -39,7 +39,7 @@ LAUNCH_US, QUERY_US = 4.0, 1.0
 
 
 def made_calls(kernels: Sequence[str], calls: int) -> MadeTrace:
-    """So many calls; each kernel begins 5 µs after the one before, and a product asks once."""
+    """Calls whose kernels begin 5 µs apart. A product asks the device once."""
     trace = MadeTrace()
     at_us, runs_us, number = 10.0, 100.0, 0
     for _ in range(calls):

@@ -172,7 +172,7 @@ class Builder:
     def build(
         self, *, step_us: float | None = None, device: Device | None = None, training: bool = False
     ) -> Profile:
-        """With totals that follow; `step_us` is the sum of all own times unless given."""
+        """The profile, with totals that follow. `step_us` is the sum of own times unless given."""
         ops = self._timed()
         outside_us = sum(place.python_us + place.engine_us for place in self.places)
         return Profile(
@@ -256,7 +256,7 @@ def _parent(path: str, numbers: Mapping[str, int]) -> int:
 
 
 def changed(op: Op, **fields: Any) -> Op:
-    """As `dataclasses.replace`, several times faster."""
+    """Like `dataclasses.replace`, but several times faster."""
     values = {name: getattr(op, name) for name in Op.__slots__}
     return Op(**{**values, **fields})
 
@@ -278,7 +278,7 @@ def make_timing(step_us: float, **more: Any) -> Timing:
 
 
 def make_faults(per_step: float, fault_us: float = 1.0, **more: Any) -> StepFaults:
-    """As many in every step, of usual pages, on a system that was not disturbed."""
+    """The same usual page faults in every step, on a system that was not disturbed."""
     given: dict[str, Any] = {
         "least": int(per_step),
         "most": math.ceil(per_step),
@@ -326,6 +326,6 @@ def make_device(kernels: Sequence[Kernel], gaps: Sequence[Gap] = (), **more: Any
 
 
 def kernel(name: str, start_us: float, us: float, op: int, launch: int, **more: Any) -> Kernel:
-    """On stream 7 of device 0."""
+    """Adds a kernel on stream 7 of device 0."""
     given = {"category": "gemm", "device": 0, "stream": 7, **more}
     return Kernel(name=name, start_us=start_us, duration_us=us, op=op, launch=launch, **given)

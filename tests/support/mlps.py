@@ -64,7 +64,7 @@ KINDS: dict[str, Callable[[], tw.FusedMLP]] = {
 
 
 def packed_mlp(kind: str) -> tw.FusedMLP:
-    """In eval, called once in inference."""
+    """An MLP in eval mode that was called once in inference, so that it has packed copies."""
     torch.manual_seed(1)
     mlp = KINDS[kind]().eval()
     result(mlp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def squeezed(text: str) -> str:
-    """On one line: where it was wrapped does not matter."""
+    """The text on one line: where it was wrapped does not matter."""
     return " ".join(text.split())
 
 

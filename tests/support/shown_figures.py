@@ -15,7 +15,7 @@ MINUS = "−"
 
 
 def fixed(value: float, digits: int) -> str:
-    """As browsers round: halves up, where Python takes the even one."""
+    """A figure rounded as browsers round: halves go up. Python takes the even one."""
     rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
     return str(rounded).replace("-", MINUS)
 

@@ -34,7 +34,7 @@ class Mlp(nn.Module):
 
 
 class Gated(nn.Module):
-    """Without children for the activation, which is an attribute."""
+    """A gated block without a child for the activation, which is an attribute."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ SAVED = Path(__file__).parents[1] / "data" / "welded_0_1_plan_2.pt"
 
 @pytest.fixture
 def _imported_anew() -> Iterator[None]:
-    """As in a process that has imported none of them yet."""
+    """Makes modules look as in a process that has imported none of them yet."""
     earlier = {name: sys.modules.pop(name, None) for name in map("torchweld.{}".format, MODULES)}
     yield
     for name, module in earlier.items():

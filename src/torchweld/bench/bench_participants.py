@@ -171,7 +171,7 @@ def plan(
             else:
                 beside = () if peers else (torch_backend.BACKEND.name,)
             names.update(dict.fromkeys((choice.backend.name, *beside)))
-            # Those of other devices go without saying.
+            # Refusals by backends of other devices are left out.
             near = [one for one in choice.passed_over if one.runs_there]
             notes.update(dict.fromkeys(f"not used: {refusal}" for refusal in near))
     left_out = absent(peers, device=device)

@@ -29,7 +29,7 @@ BLOG = (
     PresetRow(label="GeGLU", mlp=_gated(768, 3072, "gelu"), leads=WALK),
 )
 
-# Where a device is named, the same on the walk-through's own shape: 64 sequences of 128 tokens, in
+# The same rows for a device, on the walk-through's own shape: 64 sequences of 128 tokens, in
 # bfloat16.
 TOKENS = ((64, 128),)
 BLOG_ON_DEVICE = tuple(replace(row, leads=TOKENS, dtypes=("bfloat16",)) for row in BLOG)

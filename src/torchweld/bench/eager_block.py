@@ -24,7 +24,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.model_inputs import Inputs, Workload
 from torchweld.models.targets import Target
 
-# What people call, where the table of activations has a faster function.
+# Functions that people call, for activations whose row in the table has a faster one.
 AS_WRITTEN: dict[str, Callable[..., Tensor]] = {"relu": F.relu}
 
 

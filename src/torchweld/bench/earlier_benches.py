@@ -80,7 +80,7 @@ def _cost(data: dict[str, Any], us: Any) -> dict[str, Any]:
     return found
 
 
-# By version, what makes the next one of it.
+# For each version, the function that makes the next version of it.
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     2: from_second,
     3: from_third,

@@ -16,7 +16,7 @@ from torchweld.machine.page_faults import FaultMeter
 WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS, COUNTED_S = 3, 5, 200, 0.2
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# What Linux takes as: begin the peak anew.
+# Written to CLEAR_REFS, it makes Linux begin the peak anew.
 RESET_PEAK = "5"
 
 

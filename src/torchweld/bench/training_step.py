@@ -19,9 +19,10 @@ OPTIMIZERS = ("adamw", "sgd")
 # Torch's names of what autocast computes in, and how they are shown.
 AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
 
-# What `torchweld profile` advises: glibc then keeps freed memory, and steps meet no fresh pages.
+# The settings that `torchweld profile` advises: glibc keeps freed memory, so steps meet no fresh
+# pages.
 TUNED_MALLOC = dict(setting.split("=") for setting in KEEP_MEMORY.split())
-# With stock malloc none of these is set, whatever our own environment has.
+# Stock malloc means that none of these is set, whatever our own environment has.
 MALLOC_SETTINGS = tuple(dict.fromkeys([*TUNED_MALLOC, "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"]))
 
 

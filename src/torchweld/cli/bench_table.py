@@ -23,7 +23,7 @@ from torchweld.plans.known_speeds import table_text
 
 # Options that say which blocks.
 GRID = ("block", "sizes", "rows", "dtype")
-# So many times the seconds for a cell that noise hid.
+# A cell that noise hid is measured again, for this many times the seconds.
 PATIENCE = 3.0
 
 

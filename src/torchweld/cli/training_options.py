@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 STEP_OPTIONS = ("accumulate", "autocast", "optimizer", "malloc", "blocks")
 # Options that are about calls without gradients.
 INFERENCE = {"callers": "--callers", "table": "--table", "check_parking": "--check-parking"}
-# Without peers by name.
+# The default of --against for training steps.
 AGAINST = ("compile",)
 # If nothing is asked for: a narrow block and a wide one, on few rows.
 DEMO = {"tiny": (1, 32), "base": (1, 8, 32)}

@@ -80,7 +80,7 @@ SPLIT = {
     "welding.telling": ("core.muted_warnings",),
 }
 
-# What was renamed, by the earlier module.
+# For each earlier module, its names that were changed.
 RENAMED = {
     "hardware": {"fingerprint": "key_here"},
     "kernels": {"Block": "Form", "Choice": "Selection", "Refusal": "BackendRefusal"},

@@ -33,7 +33,7 @@ _DISPATCH_FLAGS = (
     "_is_in_any_mode_without_ignore_compile_internals",
 )
 _modules: Any = torch.nn.modules.module
-# What torch's counter of FLOPs registers, among others.
+# Torch's counter of FLOPs registers hooks here, among others.
 _HOOKS_OF_ALL_MODULES: tuple[dict[int, Any], ...] = (
     _modules._global_forward_pre_hooks,
     _modules._global_forward_hooks,
@@ -100,7 +100,7 @@ def _modes() -> Callable[[], None]:
     """Takes off the modes that were entered since: no `with` does, if its `__enter__` was hit."""
     dispatch_modes = torch._C._len_torch_dispatch_stack()
     function_modes = torch._C._len_torch_function_stack()
-    # By these torch.compile decides whether it compiles at all.
+    # torch.compile decides by these flags whether it compiles at all.
     flags = {name: getattr(_dispatch, name) for name in _DISPATCH_FLAGS}
 
     def put_back() -> None:

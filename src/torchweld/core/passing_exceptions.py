@@ -45,7 +45,7 @@ def says_nothing(error: BaseException) -> bool:
     return is_interrupt(error) or is_no_memory(error)
 
 
-# From Python 3.11 on they are one.
+# The two are one class from Python 3.11 on.
 _TIMEOUTS = (TimeoutError, concurrent.futures.TimeoutError)
 
 

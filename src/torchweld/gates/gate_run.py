@@ -153,7 +153,7 @@ def _times(
     return found
 
 
-# What to do if the baseline has no time to compare with.
+# Remedies if the baseline has no time to compare with.
 _OTHERWISE = (
     "--accept (a new baseline, with times of this machine)",
     "--against-worktree FOLDER (time against a checkout of main, in one run)",

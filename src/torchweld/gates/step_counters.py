@@ -27,7 +27,7 @@ from torchweld.profiles.recording.profiled_steps import model_step
 from torchweld.profiles.recording.torch_profiler import record
 from torchweld.welds.swapping.swap import stats
 
-# In this order; less is better.
+# The counters, in the order in which they are shown. Less is better for all of them.
 NAMES = {
     "kernels": "work that is launched: what tw.expect counts as ops",
     "ops": "calls of ops, views and those inside others included",

@@ -53,7 +53,7 @@ CREATE TABLE cell (
 """
 RUN_COLUMNS = "id, name, kind, what, created, fingerprint, settings, summary, finished"
 
-# Without spaces, and without what means something in a shell or in `main~1`.
+# A run's name has no spaces, and nothing that means something in a shell or in `main~1`.
 NAME = re.compile(r"[\w.+@][\w.+@/-]{0,99}")
 
 

@@ -33,7 +33,7 @@ def figures_of(cell: RunCell) -> list[Figure]:
     for figure in (*_of_samples(cell), *_of_data(cell.data)):
         # A series and the figure made from it say the same; the series is more reliable.
         found.setdefault(figure.label, figure)
-    # There are samples even where they were too few for a figure.
+    # A figure may be unmeasured although there are samples: they were too few.
     unknown = {_label(name) for name, _ in _unmeasured(cell.data)}
     return [
         figure

@@ -10,7 +10,7 @@ import torch
 from torchweld.core.number_text import size
 from torchweld.core.record_fields import Count
 
-# It asks every GPU of the machine.
+# nvidia-smi asks every GPU of the machine, which takes long.
 SMI_SECONDS = 20.0
 
 

@@ -25,7 +25,7 @@ UNPROBED = {
     "bfloat16": ("amx_bf16", "bf16"),
     "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
-# In L1, in L2, in most L3s, and in memory.
+# Working sets that fit into L1, into L2, into L2 or L3, into most L3s, and into memory alone.
 WORKING_SETS_BYTES = (32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 256 * 2**20)
 PROBE_SECONDS = 0.1
 TOLERATED_EXCESS = 1.03

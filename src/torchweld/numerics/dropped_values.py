@@ -20,7 +20,7 @@ SEED = 0
 # How many times further from two runs than these are from each other a third may be, if it has
 # drawn the same random numbers. Other numbers put it a hundred times as far and more in fp32.
 DRAWN_ALIKE = 8.0
-# In units in the last place of the largest value: where rounding alone makes no difference.
+# Differences below this are rounding, in units in the last place of the largest value.
 SLACK_EPS = 64.0
 
 

@@ -190,7 +190,7 @@ class FusedMLP(nn.Module):
 
     def _new_pack(self) -> None:
         self._pack = new_pack() if self.packing else None
-        # What a graph holds instead of the pack, which a compiler cannot look into.
+        # A graph holds this number instead of the pack, which a compiler cannot look into.
         self._kept: Tensor | None = None if self._pack is None else self._pack.number
 
     # ---- the children, as they are now ----

@@ -34,8 +34,8 @@ from torchweld.welds.weld_decisions import Choice, Decision
 # A copy of the weights must be worth its memory: this much faster than the best choice without one,
 # unless the copy is so small that nobody notices.
 COPY_GAIN = 1.05
-# What is kept for a backward must be worth its memory too: this much faster than keeping the input
-# alone.
+# Memory kept for a backward must be worth it too: saving has to be this much faster than keeping
+# the input alone.
 SAVING_GAIN = 1.02
 SMALL_COPY_BYTES = 256 << 10
 

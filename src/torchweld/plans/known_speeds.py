@@ -32,7 +32,8 @@ TABLES = Path(__file__).parent / "tables"
 LEAST_GAIN = 1.05
 # The activations that cost eager the least and the most. All others lie between them.
 CHEAPEST, COSTLIEST = "relu", "gelu"
-# As costly in eager as silu, or more. So they gain at least as much as silu in a gated block.
+# Activations that cost eager at least as much as silu. So they gain at least as much in a gated
+# block.
 LIKE_SILU = ("silu", "gelu", "gelu_tanh", "quick_gelu", "mish")
 GATED, TRANSPOSED = "-gated", "-conv1d"
 

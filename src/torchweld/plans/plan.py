@@ -92,7 +92,7 @@ class Trial(Judged):
     error_ratio: Measured | NotMeasured  # to what the numerical rule allows: 1 is the bound
     copied_bytes: Count = 0  # of one module
     copy_gain: Ratio | NotMeasured = UNASKED  # speed over the best choice without a copy
-    # In training, what one call keeps for its backward, and what the original keeps.
+    # Training only: what one call keeps for its backward, and what the original keeps.
     saved_bytes: Count | NotMeasured = UNASKED
     original_saved_bytes: Count | NotMeasured = UNASKED
     over_saving: Ratio | NotMeasured = UNASKED  # of a recompute: speed over the best that saves
@@ -263,7 +263,7 @@ class Whole(Judged):
     against: str = ""  # what the error was judged against
     # The share of welded modules in the time of a step before.
     time_share: Share | NotMeasured = UNASKED
-    # In the detail view: the most that welding can win by the profile, what the blocks' own
+    # Shown in the detail view: the most that welding can win by the profile, what the blocks' own
     # measurements add up to, and the most that any kernel could reach.
     predicted: Ratio | NotMeasured = UNASKED
     promised: Ratio | NotMeasured = UNASKED

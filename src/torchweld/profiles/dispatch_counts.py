@@ -60,7 +60,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        # In inference mode ops arrive whole that autograd would have taken apart on the way.
+        # Autograd takes composite ops apart before they arrive here; in inference mode nobody did.
         with self:
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:

@@ -28,7 +28,8 @@ LEFT = (
     *("side", "kernels"),
 )
 
-# In the order in which they are left out. The walk-through is about ops and launching them.
+# Columns that are left out if the width is short, the first ones first. The walk-through is about
+# ops and launching them, so its table leaves out others.
 SPEED_SPARE = ("kernel", "error", "verdict", "interval")
 WORK_SPARE = ("CPU µs", "bufs", "GB/s", "GFLOP/s", "of peak")
 WALK_SPARE = ("bufs", "GB/s", "GFLOP/s", "of peak")

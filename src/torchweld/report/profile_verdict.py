@@ -100,7 +100,7 @@ def verdict(profile: Profile, account: Account) -> Text:
         text.append(f", {mostly}{most.name}")
     unknown = ["how much is necessary"] if split.useful_us <= 0 else []
     named = any(module.path and module.kind != "Optimizer" for module in profile.modules)
-    # What is explained counts down to modules: without them, there is nothing to count.
+    # Explained time is counted per module. Without modules there is nothing to count.
     if not named and profile.about.source == "trace":
         unknown.append("which modules the ops belong to")
     if unknown:

@@ -55,7 +55,7 @@ def waited_s() -> float | None:
     waited_ns = 0
     try:
         for thread in os.listdir(TASKS):
-            # It may have ended meanwhile, or the kernel does not count.
+            # The thread may have ended meanwhile, or the kernel may not count.
             with suppress(FileNotFoundError, ProcessLookupError):
                 waited_ns += int(Path(TASKS, thread, "schedstat").read_bytes().split()[1])
     except (OSError, ValueError, IndexError):

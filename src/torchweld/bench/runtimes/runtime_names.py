@@ -23,11 +23,11 @@ from torchweld.ops.backends import BACKENDS, Backend, BackendMode
 Runtimes = Mapping[str, Callable[[], Runtime]]
 
 BLOCK_PEERS = ("eager", "mkldnn", "compile", "compile-max", "onnxruntime", "openvino")
-# Where a GPU runs the blocks.
+# The same if a GPU runs the blocks.
 GPU_PEERS = ("eager", "compile", "compile-max", "liger")
 MODEL_PEERS = ("eager", "compile", "compile-welded", "onnxruntime", "openvino")
 OWN_MODEL = "torchweld"
-# What is kept for a backward makes no difference to a forward.
+# Modes that recompute are left out: what is kept for a backward does not change a forward.
 MODES = tuple((b, mode) for b in BACKENDS for mode in b.abilities.modes if not mode.recomputes)
 OWN = tuple(f"{backend.name}:{mode.name}" for backend, mode in MODES)
 
@@ -54,14 +54,14 @@ RUNTIMES: Runtimes = {
     OWN_MODEL: PlannedRuntime,
 }
 
-# In speed tables a backend's name means: the block, welded to this backend.
+# In speed tables, a backend's name stands for the block welded to this backend.
 TABLE_RUNTIMES: Runtimes = {
     "eager": EagerRuntime,
     **{name: partial(WeldedBlockRuntime, packed=way == "packed") for name, way in WAYS.items()},
 }
 
 
-# In training, names of ours say what is kept for the backward. A whole model's is by its plan.
+# In training, our names say what is kept for the backward. For a whole model its plan decides.
 TRAINED = {OWN_MODEL: False, f"{OWN_MODEL}:recompute": True, f"{OWN_MODEL}:auto": None}
 TRAINING_RUNTIMES: Runtimes = {
     **{name: RUNTIMES[name] for name in BLOCK_PEERS},

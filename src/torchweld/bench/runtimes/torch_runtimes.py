@@ -17,7 +17,7 @@ from torchweld.numerics.repeat_check import check_repeatable
 from torchweld.ops.backends import Form, compile_backend, mkldnn_linears
 
 CUDA_CALLS = 20
-# With oneDNN's own relu, as users write it, although it makes 0 of NaN.
+# Includes oneDNN's own relu, as users write it, although it makes 0 of NaN.
 FUSED = {**mkldnn_linears.FUSED, "relu": ("relu", "")}
 
 

@@ -48,8 +48,7 @@ def link(recording: Recording) -> None:
             while around >= 0 and event.kind == KERNEL and around not in computing:
                 computing.add(around)
                 around = events[around].parent
-    # By identity, since hashing shapes takes longer; the originals are kept, so that ids stay
-    # valid.
+    # Keys are ids, since hashing shapes takes longer. The originals are kept, so ids stay valid.
     moved: dict[int, tuple[Inputs, Inputs]] = {}
     for i in computing:
         inputs = events[i].inputs

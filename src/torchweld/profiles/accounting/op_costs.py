@@ -25,7 +25,7 @@ from torchweld.profiles.profile import Op
 _NOTHING = Work(flops=0, reads=(), writes=())
 _NOT_RECORDED = Work(flops=None, reads=(), writes=())
 
-# By name, without the namespace and the underscore of the in-place variant.
+# The cost of each op by its name, without the namespace and the underscore of in-place variants.
 _MODELS: dict[str, Model] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_scaled_mm"), product_costs.product(0)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), product_costs.product(1)),

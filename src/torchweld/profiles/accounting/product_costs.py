@@ -135,7 +135,8 @@ def chain_width(width: int, weights: Sequence[Tensor]) -> int:
     """Outputs of the last layer, found by following the widths from layer to layer."""
     taken = width
     for weight in weights:
-        # What a plain layer gives; half of what a gated one does; what the gate beside it took.
+        # The layer before was plain; or gated, so that half its width comes in; or this is an up
+        # projection, which takes what the gate beside it took.
         for given in (width, width // 2, taken):
             out = _outputs(weight, given)
             if out is not None:
@@ -188,7 +189,7 @@ def convolution_backward(gradient: int, x: int) -> Model:
         weight = call.inputs[2]
         wanted = [dense_bytes(call.inputs[x]), dense_bytes(weight)]
         made = [size for _, size in (*call.written, *call.inside)]
-        # Which of the two were asked for is told by what was made.
+        # The sizes of what was made tell which of the two gradients were asked for.
         products = sum(size in made for size in wanted) if made else 2
         each = 2 * call.inputs[gradient].numel * math.prod(weight.shape[1:])
         return call.work(products * each, sum(wanted))

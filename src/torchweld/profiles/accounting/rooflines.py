@@ -29,7 +29,7 @@ class OpRow:
     kind: Kind
     phase: Phase
     calls: int
-    # What the account explains: on a device, its kernels and the gaps before them.
+    # The time that the account explains. On a device: its kernels and the gaps before them.
     self_us: float | NotMeasured
     total_us: float | NotMeasured  # on the host, what ran inside included
     share: float | NotMeasured  # of the step

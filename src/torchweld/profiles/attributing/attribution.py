@@ -218,7 +218,7 @@ class _Attributor:
         elif not inner:
             self.module_of[i], self.call_of[i] = 0, -1
         if inner and source is not None:
-            # Not in every release does the engine's event know the sequence number; its node does.
+            # The engine's event does not know the sequence number in every release; its node does.
             self.module_of[event.parent] = self.module_of[i]
             self.call_of[event.parent] = self.call_of[i]
         before[event.thread] = i

@@ -23,7 +23,7 @@ _CATEGORIES = tuple(
         # NCCL, RCCL and the like put their own name first; others name the collective.
         ("communication", r"^(void )?(nccl|rccl|msccl|nvshmem|oneccl)|cross_device_reduce"),
         ("communication", r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"),
-        # What ROCm's runtime runs for its own copies and fills.
+        # Kernels that ROCm's runtime runs for its own copies and fills.
         ("copy", r"^__amd_rocclr_copy"),
         ("set", r"^__amd_rocclr_fill"),
         # Ours.

@@ -191,7 +191,7 @@ def _seeds(nodes: Sequence[Node]) -> set[int]:
         return set()
     found = set()
     before = -1
-    # By time: the engine may run on a thread of its own.
+    # Sorted by time, since the engine may run on a thread of its own.
     for i in sorted(range(len(nodes)), key=lambda i: (nodes[i].start_us, i)):
         if not nodes[i].is_op or (before >= 0 and _is_inside(i, before, nodes)):
             continue

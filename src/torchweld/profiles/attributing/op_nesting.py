@@ -31,7 +31,7 @@ from torchweld.profiles.attributing.op_kinds import (
     kind_of,
 )
 
-# Where most of a model's arithmetic is.
+# Kinds that do most of a model's arithmetic.
 _HEAVY: frozenset[Kind] = frozenset(("product", "attention", "convolution", "fused"))
 _PREPARING: frozenset[Kind] = frozenset(("copy", "fill"))
 # These may hand their work to what they run inside.

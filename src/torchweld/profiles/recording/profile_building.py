@@ -103,7 +103,7 @@ def build(
     notices = [*samples.notices, *samples.full.notices]
     taken = [*samples.rounds, *samples.held_out]
     disturbed = sum(r.lost > TOLERATED for r in taken)
-    # Only those that calibrate, if all of the others were disturbed.
+    # If all held-out rounds were disturbed, only the calibrating ones are used.
     kept = calmest(samples.rounds), calmest(samples.held_out)
     calibrating, held_out = _undisturbed(kept[0]), _undisturbed(kept[1])
     rounds = calmest([*calibrating, *held_out])

@@ -29,11 +29,11 @@ from torchweld.timing.core_waiting import TOLERATED
 
 TINY_OPS = 300
 ROUNDS = 7
-# In a loop of tiny ops all that the profiler touches stays in the caches. In a model that sweeps
-# them an event costs more: twice as much in a policy of 50 µs, four times in transformers, eight
-# times in a mixer (2 threads of an EPYC). These are the cost expected of a step that says nothing
-# itself, and the uncertainty of that, in units of what the loop found. More than twice the most
-# that was seen is time that something else took from the steps.
+# Costs of an event in a model, as multiples of its cost in a loop of tiny ops, where everything
+# that the profiler touches stays in the caches. Seen on 2 threads of an EPYC: twice in a policy of
+# 50 µs, four times in transformers, eight times in a mixer. USUAL_FACTOR and UNCERTAINTY are
+# expected of a step whose own rounds say nothing. MOST_FACTOR is twice the most that was seen: a
+# higher cost is time that something else took from the steps.
 USUAL_FACTOR = 3.0
 UNCERTAINTY = 2.0
 MOST_FACTOR = 16.0

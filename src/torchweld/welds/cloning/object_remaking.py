@@ -28,7 +28,8 @@ CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
 _FILLED = (OrderedDict, defaultdict, dict, list, set, deque)  # subclasses before their bases
 _FROZEN = (tuple, frozenset)
 _ATOMS = frozenset([int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device])
-# Not followed: they lead to many unrelated objects, and never to values a module computes with.
+# Objects that are not followed: they lead to many unrelated ones, and never to values that a
+# module computes with.
 _LEAVES = (
     *(type, types.ModuleType, types.CodeType, types.FrameType, types.TracebackType),
     *(BaseException, Tensor, torch.Generator, logging.Logger, fx.Graph, fx.Node),

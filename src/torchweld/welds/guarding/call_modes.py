@@ -25,7 +25,7 @@ _REMEDIES = {
     "autocast": "Call the model outside of torch.autocast.",
     "another default dtype": _ANEW,
 }
-# In the order of _modes_of.
+# Words for what `_modes_of` gives, in its order.
 _OF_WEIGHTS = ("require gradients", "are contiguous", "are inference tensors")
 
 

@@ -15,7 +15,7 @@ from torchweld.welds.guarding.bytecode_names import line_of, names_of
 from torchweld.welds.guarding.executed_code import is_users
 from torchweld.welds.refusal_reasons import Refused, place_of_line
 
-# What code may ask about a call besides shapes: name in the code -> mode that must be the same.
+# Modes that code may ask about, by the name in the code. At a call they must be the same.
 MODES = {
     "is_grad_enabled": "grad",
     "is_inference_mode_enabled": "inference",

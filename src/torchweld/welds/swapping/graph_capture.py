@@ -92,7 +92,7 @@ def record(
 
 def _is_valid(joint: Joint, picked: Picked) -> bool:
     _C: Any = torch._C
-    # To torch.jit.trace, sizes are values of its graph; here they are looked at behind its back.
+    # torch.jit.trace records sizes as values of its graph. It is switched off while we read them.
     tracing = None if torch.compiler.is_dynamo_compiling() else torch._C._get_tracing_state()
     if tracing is not None:
         _C._set_tracing_state(None)

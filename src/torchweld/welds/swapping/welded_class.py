@@ -30,10 +30,10 @@ Forward = Callable[..., Any]
 class Welded(nn.Module):
     """What welded classes have in common; stands before the module's own class."""
 
-    # In the instance's __dict__; None in an instance that the module's own code created.
+    # Stands in the instance's __dict__; None in an instance that the module's own code created.
     _torchweld: Joint | None = None
-    # Whoever watches calls of modules must leave the modules inside alone: a changed one makes the
-    # original run, and then it is not the welded module that is watched.
+    # Tells whoever watches calls to leave the modules inside alone: if one of them is changed, the
+    # original code runs, and the welded module is not what is watched.
     runs_whole = True
 
     def __init_subclass__(cls) -> None:

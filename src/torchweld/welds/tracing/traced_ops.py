@@ -46,7 +46,7 @@ MOVES = _names(
     chunk unsafe_chunk split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split
     unbind select slice narrow"""
 )
-# In the model they copy if they have to; labels are only viewed.
+# In the model these copy if they have to. In tracing, labels are only viewed.
 RESHAPES = _names("reshape _unsafe_view _reshape_alias reshape_as")
 TRANSPOSES = _names("t transpose numpy_T mT permute swapaxes swapdims")
 COPIES = _names("contiguous clone alias lift_fresh positive resolve_conj resolve_neg")
