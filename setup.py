@@ -66,6 +66,7 @@ TORCH_SOURCES = [
     "torch_glue/torch_ops.cpp",
     "torch_glue/autograd.cpp",
     "torch_glue/training_ops.cpp",
+    "torch_glue/way_ops.cpp",
     "python_glue/extension_module.cpp",
 ]
 

@@ -14,6 +14,7 @@
 #include "cuda_products.h"
 #include "training_checks.h"
 #include "training_layers.h"
+#include "way_checks.h"
 
 namespace torchweld {
 
@@ -52,14 +53,7 @@ std::vector<Tensor> empty_saved(const Tensor& x, const Spec& spec,
       saved.push_back(values_like(x, sizes[i].N));
   return saved;
 }
-DType served(const Tensor& x) {
-  const DType dtype = dtype_of(x, "x");
-  TORCHWELD_CHECK(
-      dtype != DType::f64,
-      "torchweld: x is float64; the way cuda computes in float32, bfloat16 and float16: "
-      "cast it with .to(), or take another way");
-  return dtype;
-}
+DType served(const Tensor& x) { return check_computed_by(x, "cuda"); }
 
 // A chain's tensors as kernels take them, and the two ways to run it.
 class CudaChain {

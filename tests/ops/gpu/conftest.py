@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
+import torch
 from tests.support.gpu_device import on_real_gpu, real_gpu
 from tests.support.helpers import ISAS
 
@@ -26,3 +28,21 @@ def gpu(one_thread: None) -> Iterator[None]:
 
     with standing_in():
         yield
+
+
+@pytest.fixture
+def default_way() -> Iterator[None]:
+    """`chain` and its training on CPU tensors are what they are on a GPU."""
+    if on_real_gpu():
+        yield
+        return
+    from torchweld.ops.gpu import gpu_ways
+
+    library = torch.library.Library("torchweld", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells that the kernels for CPUs are set aside
+        gpu_ways.register_default(library, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()

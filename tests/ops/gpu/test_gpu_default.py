@@ -6,8 +6,6 @@ In Triton's interpreter, on CPU tensors; with `make gpu-test` on a GPU.
 from __future__ import annotations
 
 import importlib.metadata
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,22 +23,6 @@ from torchweld.ops.gpu.kernel_tiles import Tile
 
 pytestmark = pytest.mark.usefixtures("gpu")
 SPEC = "gelu/b;identity/b"
-
-
-@pytest.fixture
-def default_way() -> Iterator[None]:
-    """`chain` and its training on CPU tensors are what they are on a GPU."""
-    if on_real_gpu():
-        yield
-        return
-    library = torch.library.Library("torchweld", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells that the kernels for CPUs are set aside
-        gpu_ways.register_default(library, "CPU")
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 def leaves(dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -328,37 +328,55 @@ DEFAULT_WAY = "pointwise"
 _libraries: list[torch.library.Library] = []  # kept alive for the process
 
 
-def _saving_op(way: Way) -> Callable[..., list[Tensor]]:
+def _saving_op(way: Way, name: str) -> Callable[..., list[Tensor]]:
     def run(
         x: Tensor, params: list[Tensor], masks: list[Tensor], spec: str, save: bool
     ) -> list[Tensor]:
+        _ops().check_saving(x, params, masks, spec, name)
+        if x.dtype == torch.float64:
+            return list(_ops().composed_saving(x, params, masks, spec, save))
         return saving(way, x, params, masks, spec, save)
 
     return run
 
 
-def _backward_op(way: Way) -> Callable[..., list[Tensor]]:
+def _backward_op(way: Way, name: str) -> Callable[..., list[Tensor]]:
     def run(
         grad: Tensor, x: Tensor, params: list[Tensor], saved: list[Tensor], masks: list[Tensor],
         spec: str, needed: list[bool],
     ) -> list[Tensor]:  # fmt: skip
+        _ops().check_backward(grad, x, params, saved, masks, spec, needed, name)
+        if x.dtype == torch.float64:
+            return list(_ops().composed_backward(grad, x, params, saved, masks, spec, needed))
         return backward(way, grad, x, params, saved, masks, spec, needed)
 
     return run
 
 
+def _ops() -> Any:
+    """Checks of arguments, and the composition (csrc/torch_glue/way_ops.cpp)."""
+    return torch.ops.torchweld
+
+
 def register_ways(library: torch.library.Library, key: str) -> None:
-    """The ops of all ways, for tensors of this dispatch key."""
+    """The ops of all ways, for tensors of this dispatch key. They refuse float64."""
     for name, way in WAYS.items():
-        library.impl(f"{name}_saving", _saving_op(way), key)  # type: ignore[no-untyped-call]
-        library.impl(f"{name}_backward", _backward_op(way), key)  # type: ignore[no-untyped-call]
+        library.impl(f"{name}_saving", _saving_op(way, name), key)  # type: ignore[no-untyped-call]
+        library.impl(f"{name}_backward", _backward_op(way, name), key)  # type: ignore[no-untyped-call]
 
 
 def register_default(library: torch.library.Library, key: str) -> None:
-    """What `chain` and its training do on this dispatch key without a plan."""
+    """What `chain` and its training do on this dispatch key without a plan.
+
+    float64 is the composition's: no kernel here computes in it.
+    """
     way = WAYS[DEFAULT_WAY]
 
     def chain(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+        _ops().check_chain(x, params, spec)
+        if x.dtype == torch.float64:
+            composed: Tensor = _ops().composed_chain(x, params, spec)
+            return composed
         return saving(way, x, params, (), spec, False)[0]
 
     def dropout_mask(like: Tensor, features: int, p: float) -> Tensor:
@@ -366,8 +384,8 @@ def register_default(library: torch.library.Library, key: str) -> None:
         return made
 
     library.impl("chain", chain, key)  # type: ignore[no-untyped-call]
-    library.impl("chain_saving", _saving_op(way), key)  # type: ignore[no-untyped-call]
-    library.impl("chain_backward", _backward_op(way), key)  # type: ignore[no-untyped-call]
+    library.impl("chain_saving", _saving_op(way, ""), key)  # type: ignore[no-untyped-call]
+    library.impl("chain_backward", _backward_op(way, ""), key)  # type: ignore[no-untyped-call]
     library.impl("dropout_mask", dropout_mask, key)  # type: ignore[no-untyped-call]
 
 

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from torchweld.core.errors import BlockError
 from torchweld.ops.gpu import kernel_tiles, tile_tuning, triton_narrow, triton_pointwise
 from torchweld.ops.gpu import triton_products as products
 from torchweld.ops.gpu.gpu_launches import note, on_device_of
@@ -211,6 +212,11 @@ def dropout_mask(like: Tensor, features: int, p: float) -> Tensor:
     The seed comes from torch's generator of the device, by an op that graphs can capture. From it
     and the place of a value follows the bit: whatever the tile sizes, and again in a replay.
     """
+    if not (like.dim() >= 1 and features >= 1 and 0 < p < 1):
+        raise BlockError(
+            "torchweld: dropout_mask takes a tensor with a dimension of features, at least one "
+            f"feature, and 0 < p < 1; p is {p}, features {features}"
+        )
     sizes = (*like.shape[:-1], (features + 7) // 8)
     mask = torch.empty(sizes, dtype=torch.uint8, device=like.device)
     rows = mask.view(-1, sizes[-1])
