@@ -72,6 +72,10 @@ class Lines:
     def run(self, operation: Callable[[nn.Module], object], model: nn.Module) -> bool:
         """Whether the operation was interrupted."""
         before = sys.gettrace()
+        # A collection runs callbacks, hypothesis' for one. Their lines are not the operation's, and
+        # an interrupt in them is swallowed.
+        collects = gc.isenabled()
+        gc.disable()
         sys.settrace(self)
         try:
             operation(model)
@@ -79,6 +83,8 @@ class Lines:
             return True
         finally:
             sys.settrace(before)
+            if collects:
+                gc.enable()
         return False
 
 
