@@ -202,13 +202,6 @@ def test_unknown_facts_are_unknown(show: Show) -> None:
     assert row(text, "memory") == ["memory", "unknown"]
 
 
-def test_sizes_are_for_people() -> None:
-    sizes = (0, 1023, 1024, 48 * 1024, 1536 * 1024, 3 * 2**30, None)
-    assert [info_verb.size(n) for n in sizes] == [
-        *("0 B", "1023 B", "1 KiB", "48 KiB", "1.5 MiB", "3 GiB", "unknown"),
-    ]
-
-
 def test_the_real_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["info", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from torchweld.core.number_text import (
+    binary_size,
     counted,
     duration,
     figure,
@@ -48,3 +49,10 @@ def test_words() -> None:
     assert listed(["a", "b", "c"], 3) == "a, b, c"
     assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
     assert [signed("3"), signed("−3")] == ["+3", "−3"]
+
+
+def test_sizes_of_caches_are_binary() -> None:
+    sizes = (0, 1023, 1024, 48 * 1024, 1536 * 1024, 3 * 2**30, None)
+    assert [binary_size(n) for n in sizes] == [
+        *("0 B", "1023 B", "1 KiB", "48 KiB", "1.5 MiB", "3 GiB", "unknown"),
+    ]

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchweld.core.errors import TorchweldError
+from torchweld.core.number_text import binary_size
 from torchweld.core.records import to_plain
 from torchweld.machine import hardware, kernel_build, measured_peaks
 from torchweld.machine.fingerprint import key_here
@@ -98,16 +99,6 @@ def collect() -> Info:
     )
 
 
-def size(count: int | None) -> str:
-    """Bytes for people: the largest unit that leaves at least one."""
-    if count is None:
-        return "unknown"
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.4g} {unit}"
-    return f"{count} B"
-
-
 def render(info: Info) -> Iterator[RenderableType]:
     """The facts as tables."""
     here = info.hardware
@@ -124,9 +115,10 @@ def render(info: Info) -> Iterator[RenderableType]:
     caches = here.caches
     facts.add_row(
         "caches",
-        f"L1d {size(caches.l1d_bytes)}, L2 {size(caches.l2_bytes)}, L3 {size(caches.l3_bytes)}",
+        f"L1d {binary_size(caches.l1d_bytes)}, L2 {binary_size(caches.l2_bytes)}, "
+        f"L3 {binary_size(caches.l3_bytes)}",
     )
-    facts.add_row("memory", size(here.memory_bytes))
+    facts.add_row("memory", binary_size(here.memory_bytes))
     if info.build is not None:
         facts.add_row("built for", f"torch {info.build.torch}, by {info.build.compiler}")
         facts.add_row("CUDA kernels", str(info.build.cuda))
@@ -193,7 +185,7 @@ def render_peaks(info: Info) -> Iterator[RenderableType]:
     reads = Table("read GB/s from", *columns, box=None, padding=(0, 2, 0, 0))
     for working_set in dict.fromkeys(peak.working_set_bytes for peak in peaks.read):
         row = (f"{peaks.read_gbps(working_set, n):.1f}" for n in teams)
-        reads.add_row(size(working_set), *row)
+        reads.add_row(binary_size(working_set), *row)
     both = Table.grid(padding=(0, 6))
     both.add_row(rates, reads)
     yield f"peaks, by {peaks.method}"

@@ -37,8 +37,18 @@ def unit_of(step_us: float) -> tuple[str, float]:
     return ("ms", 1e3) if step_us >= 10e3 else ("µs", 1.0)
 
 
+def binary_size(count: int | None) -> str:
+    """Bytes of caches and memory, which are powers of two: 512 B, 32 KiB, 1.5 GiB, unknown."""
+    if count is None:
+        return "unknown"
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count} B"
+
+
 def size(count: float) -> str:
-    """Bytes: 512 B, 4.20 kB, 19.0 MB, 1.20 GB."""
+    """Bytes of tensors and traffic: 512 B, 4.20 kB, 19.0 MB, 1.20 GB."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(count) >= 0.9995 * factor:
             return f"{figure(count / factor)} {unit}"

@@ -9,12 +9,12 @@ Times are means per step. If both sides have a device, its time is compared, els
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torchweld.core.module_paths import normal_path
-from torchweld.pages.flame_view import rounded
+from torchweld.pages.flame_view import depth_first, rounded
 from torchweld.pages.page_records import FRAME_KINDS, Flame, FlameDiff, ModuleRow, PageSide
 from torchweld.pages.welded_modules import fused_modules
 from torchweld.profiles.accounting.aligned_paths import below_prefix, common_prefixes
@@ -149,7 +149,7 @@ def _place(around: JointFrame, kind: int, name: str) -> JointFrame:
 
 
 def _columns(top: JointFrame, welded: set[str]) -> FlameDiff:
-    frames = list(_walk(top))
+    frames = list(depth_first(top, lambda frame: frame.inside))
     parents = [parent for _, parent in frames]
     for frame, parent in reversed(frames[1:]):
         # One side may lack the module around another, as a trace without calls of modules does.
@@ -169,16 +169,6 @@ def _columns(top: JointFrame, welded: set[str]) -> FlameDiff:
         kind=tuple(frame.kind for frame, _ in frames),
         state=tuple(_state(frame, welded) for frame, _ in frames),
     )
-
-
-def _walk(top: JointFrame) -> Iterator[tuple[JointFrame, int]]:
-    """Every frame with the number of the frame around it, depth first."""
-    pending, count = [(top, -1)], 0
-    while pending:
-        frame, parent = pending.pop()
-        yield frame, parent
-        pending.extend((inner, count) for inner in reversed(frame.inside))
-        count += 1
 
 
 def _inclusive(own_us: Sequence[float], parents: Sequence[int]) -> tuple[float, ...]:

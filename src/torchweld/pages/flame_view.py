@@ -7,13 +7,16 @@ frames inside any one, add up to their rounded sum, and no frame is off by more 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.number_text import duration
 from torchweld.pages.page_records import FRAME_KINDS, Flame
 from torchweld.profiles.profile import Device, Profile
 from torchweld.report.flame_stacks import BEYOND, Frame, device_frames, every, host_frames
+
+T = TypeVar("T")
 
 # A screen shows some 2,000 frames side by side, and stacks are some ten frames deep.
 MOST_FRAMES = 20_000
@@ -61,7 +64,7 @@ def _device_note(device: Device) -> str:
 def flame_of(top: Frame, note: str = "", most: int = MOST_FRAMES) -> Flame:
     """The frames as columns. Of more than `most`, the shortest are merged."""
     merged = _merge_smallest(top, most)
-    frames = list(_walk(top))
+    frames = list(depth_first(top, lambda frame: list(frame.inside.values())))
     numbers: dict[str, int] = {}
     own_us = rounded(frame.self_us for frame, _ in frames)
     return Flame(
@@ -90,13 +93,13 @@ def rounded(times_us: Iterable[float]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _walk(top: Frame) -> Iterator[tuple[Frame, int]]:
-    """Every frame with the number of the frame around it, depth first."""
+def depth_first(top: T, inside: Callable[[T], Sequence[T]]) -> Iterator[tuple[T, int]]:
+    """Every frame with the number of the frame around it, -1 for none."""
     pending, count = [(top, -1)], 0
     while pending:
         frame, parent = pending.pop()
         yield frame, parent
-        pending.extend((inner, count) for inner in reversed(frame.inside.values()))
+        pending.extend((inner, count) for inner in reversed(inside(frame)))
         count += 1
 
 

@@ -24,6 +24,7 @@ from torchweld.pages.page_numbers import ratios
 from torchweld.pages.page_records import Page, Strip
 from torchweld.plans.plan import Plan
 from torchweld.profiles.profile import Profile
+from torchweld.report.run_text import settings_text
 
 # Of a run of an earlier version.
 PROFILE_NOTE = (
@@ -35,7 +36,7 @@ def run_page(run: Run, runs: Sequence[Run] = ()) -> Page:
     """`runs`: those of the same thing, for the plot; the run itself, if none are given."""
     kept = _kept_page(run)
     state = "" if run.finished else ", unfinished: it was interrupted"
-    settings = ", ".join(f"{name} {_short(value)}" for name, value in run.settings.items())
+    settings = settings_text(run)
     own = Page(
         title=f"{run.name}: {run.what}",
         verdict=f"{run.kind} of {run.what}, {run.created[:19].replace('T', ' ')} UTC{state}"
@@ -113,9 +114,3 @@ def _verdict(kept: Any, speedup: float | NotMeasured) -> str:
     if isinstance(kept, str):
         return kept
     return "not measured" if isinstance(speedup, NotMeasured) else ""
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "none"
-    return str(value)

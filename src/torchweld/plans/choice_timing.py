@@ -97,11 +97,10 @@ def time_choices(
     if training:
         x.requires_grad_()
     call_s = seconds_of(block_call(module, blocks[0], x, training))
-    least_s = least_budget_s(call_s)
-    budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
-    if least_s > budget_s:
-        needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
-        return none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
+    budget = comparison_budget(call_s, len(choices), budget_s)
+    if isinstance(budget, NotMeasured):
+        return none_timed(choices, budget.reason)
+    budget_s = budget
     blocks = blocks[: instances(call_s, len(blocks), len(choices), budget_s)]
     runs = [block_call(module_of(model, b), b, x, training) for b in blocks]
     ways = {
@@ -183,6 +182,16 @@ def time_ways(
             welded[i].show()
             timed[choices[i]] = _timed(one, modules, len(runs))
     return timed
+
+
+def comparison_budget(call_s: float, choices: int, left_s: float) -> float | NotMeasured:
+    """Seconds for timing the choices of a call; not measured if too little time is left."""
+    least_s = least_budget_s(call_s)
+    budget_s = min(left_s, max(MOST_BUDGET_S * choices, 2 * least_s))
+    if least_s > budget_s:
+        needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
+        return NotMeasured(f"{needed}; {budget_s:.2g} s were left")
+    return budget_s
 
 
 def none_timed(choices: Sequence[Choice], why: str) -> dict[Choice, Timed]:

@@ -24,8 +24,8 @@ from torchweld.plans.block_calls import block_call, input_like, module_of, tenso
 from torchweld.plans.choice_timing import (
     FIRST_TURNS,
     LEAST_BUDGET_S,
-    MOST_BUDGET_S,
     Timed,
+    comparison_budget,
     instances,
     none_timed,
     seconds_of,
@@ -36,14 +36,15 @@ from torchweld.plans.kernel_choice import (
     TunedBlocks,
     choices_for,
     choose,
-    copy_gain_of,
+    keep_settled,
     tuning_of,
     with_numbers,
+    with_times,
 )
 from torchweld.plans.measurement_cache import MeasurementCache
-from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning
+from torchweld.plans.plan import Planned, PlannedGroup, Trial, Tuning
 from torchweld.plans.plan_options import PlanOptions
-from torchweld.plans.time_budget import TimeBudget, least_budget_s
+from torchweld.plans.time_budget import TimeBudget
 from torchweld.welds.found_blocks import Call
 from torchweld.welds.weld_decisions import Choice, Decision, choice_at
 
@@ -160,16 +161,9 @@ def _tune(
     good = [choice for choice, trial in trials.items() if trial.verified]
     timed = _timed(model, one, good, left_s)
     for choice, found in timed.items():
-        trials[choice] = replace(
-            trials[choice],
-            verdict=found.verdict,
-            speed=found.speed,
-            copied_bytes=found.copied_bytes,
-            copy_gain=copy_gain_of(found, timed.values()),
-        )
+        trials[choice] = with_times(trials[choice], found, timed.values())
     tuning = choose(one.key.rows, list(trials.values()), OVER)
-    if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
-        memory.keep(about, tuning)
+    keep_settled(memory, about, tuning)
     return tuning
 
 
@@ -243,11 +237,10 @@ def _timed(
         return none_timed(choices, "no time was left for it")
     x = input_like(one.calls[0])
     call_s = seconds_of(_group_call(model, one.groups[0], x))
-    least_s = least_budget_s(call_s)
-    budget_s = min(budget_s, max(MOST_BUDGET_S * len(choices), 2 * least_s))
-    if least_s > budget_s:
-        needed = f"a call takes {call_s:.2g} s, and timing it {least_s:.2g} s"
-        return none_timed(choices, f"{needed}; {budget_s:.2g} s were left")
+    budget = comparison_budget(call_s, len(choices), budget_s)
+    if isinstance(budget, NotMeasured):
+        return none_timed(choices, budget.reason)
+    budget_s = budget
     groups = one.groups[: instances(call_s, len(one.groups), len(choices), budget_s)]
     singly = [pair for own in groups for pair in zip(own, one.key.singles, strict=True)]
     rows = one.key.rows

@@ -181,19 +181,18 @@ def _timed(
     timed = time_choices(model, one.blocks, one.calls[0], good, one.key.training, left_s)
     for choice, found in timed.items():
         trials[choice] = replace(
-            trials[choice],
-            verdict=found.verdict,
-            speed=found.speed,
-            copied_bytes=found.copied_bytes or trials[choice].copied_bytes,
-            copy_gain=copy_gain_of(found, timed.values()),
-            saved_bytes=found.saved_bytes,
-            original_saved_bytes=found.original_saved_bytes,
+            with_times(trials[choice], found, timed.values()),
             over_saving=over_saving_of(choice, timed),
         )
     tuning = choose(one.key.rows, list(trials.values()))
+    keep_settled(memory, about, tuning)
+    return tuning, timed
+
+
+def keep_settled(memory: MeasurementCache, about: object, tuning: Tuning) -> None:
+    """Keeps a tuning for later plans, unless more time could settle what it left open."""
     if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
         memory.keep(about, tuning)
-    return tuning, timed
 
 
 def _verified(model: nn.Module, one: AlikeBlocks, choice: Choice) -> Trial:
@@ -272,6 +271,19 @@ def _verified_again(model: nn.Module, one: AlikeBlocks, kept: Tuning) -> Tuning:
         chosen = choose(one.key.rows, list(trials.values()))
         kept = replace(chosen, remembered=kept.remembered)
     return replace(kept, trials=tuple(trials.values()))
+
+
+def with_times(verified: Trial, timed: Timed, everything: Iterable[Timed]) -> Trial:
+    """A verified trial with its times. `everything`: all choices that were timed beside it."""
+    return replace(
+        verified,
+        verdict=timed.verdict,
+        speed=timed.speed,
+        copied_bytes=timed.copied_bytes or verified.copied_bytes,
+        copy_gain=copy_gain_of(timed, everything),
+        saved_bytes=timed.saved_bytes,
+        original_saved_bytes=timed.original_saved_bytes,
+    )
 
 
 def with_numbers(timed: Trial, verified: Trial) -> Trial:

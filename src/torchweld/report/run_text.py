@@ -74,7 +74,7 @@ def run_sections(run: Run, width: int) -> Iterator[RenderableType]:
     versions = [f"{name} {version}" for name, version in here.versions.items()]
     built = [f"torchweld {here.torchweld}", f"kernels {here.kernels or 'none'}", *versions]
     yield indented(", ".join([*built, f"commit {(here.commit or 'none')[:12]}"]))
-    given = ", ".join(f"{key} {_short(value)}" for key, value in run.settings.items())
+    given = settings_text(run)
     if given:
         yield indented(cut(clean(f"settings: {given}"), width - 2))
     yield Text()
@@ -95,10 +95,12 @@ def run_sections(run: Run, width: int) -> Iterator[RenderableType]:
         yield Text(clean(said), style="yellow")
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "none"
-    return str(value)
+def settings_text(run: Run) -> str:
+    """What a run was asked for: `blocks none, rows 1,32`."""
+    return ", ".join(
+        f"{name} {(','.join(map(str, value)) or 'none') if isinstance(value, list) else value}"
+        for name, value in run.settings.items()
+    )
 
 
 def compared_sections(found: RunsCompared, width: int) -> Iterator[RenderableType]:

@@ -16,7 +16,7 @@ from collections import defaultdict
 
 from torchweld.profiles import recorded_events
 from torchweld.profiles.accounting.memory_course import course_of
-from torchweld.profiles.attributing.attribution import ENGINE, Attribution
+from torchweld.profiles.attributing.attribution import ENGINE, Attribution, is_backward_node
 from torchweld.profiles.profile import Allocation, Memory
 
 # A list of everything alive would be as long as the model; the largest are enough.
@@ -79,7 +79,7 @@ def _saved(recording: recorded_events.Recording, found: Attribution) -> dict[str
     savers: dict[int, tuple[float, int]] = {}  # storage -> when it was saved, by which module
     for i, event in enumerate(recording.events):
         around = nodes[event.parent] if event.parent >= 0 else -1
-        if _is_node(event):
+        if is_backward_node(event):
             # The engine's own range holds the sums of gradients, and AccumulateGrad nothing else.
             passes = event.name.startswith(ENGINE) or "AccumulateGrad" in event.name
             nodes.append(-1 if passes else i)
@@ -112,7 +112,9 @@ class _ForwardOps:
         self._sources = {
             (event.thread, event.sequence): i
             for i, event in enumerate(recording.events)
-            if event.kind == recorded_events.OP and event.sequence >= 0 and not _is_node(event)
+            if event.kind == recorded_events.OP
+            and event.sequence >= 0
+            and not is_backward_node(event)
         }
         self._made: dict[int, list[int]] = defaultdict(list)
         for allocation in recording.allocations:
@@ -160,11 +162,6 @@ def _describe(
         op=found.ops[op].name if op >= 0 else "outside all ops",
         phase=found.ops[op].phase if op >= 0 else "other",
     )
-
-
-def _is_node(event: recorded_events.Event) -> bool:
-    """A node of the backward graph, or the engine's range around one."""
-    return event.forward_thread >= 0 or event.name.startswith(ENGINE)
 
 
 def _is_engine(op: int, found: Attribution) -> bool:

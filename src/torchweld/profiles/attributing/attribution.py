@@ -197,7 +197,7 @@ class _Attributor:
             elif event.kind == ANNOTATION and event.name.startswith("Optimizer."):
                 self.module_of[i] = self._module_at(OPTIMIZER)
                 self.phase_of[i] = "optimizer"
-            elif event.kind == OP and _is_node(event):
+            elif event.kind == OP and is_backward_node(event):
                 self._own_node(i, made_by, before)
             elif event.kind == OP and event.sequence >= 0:
                 made_by[event.thread, event.sequence] = i
@@ -206,7 +206,7 @@ class _Attributor:
         self, i: int, made_by: dict[tuple[int, int], int], before: dict[int, int]
     ) -> None:
         event = self.events[i]
-        inner = event.parent >= 0 and _is_node(self.events[event.parent])
+        inner = event.parent >= 0 and is_backward_node(self.events[event.parent])
         self.phase_of[i] = "backward"
         forward_thread = event.forward_thread if event.forward_thread >= 0 else event.thread
         source = made_by.get((forward_thread, event.sequence)) if event.sequence >= 0 else None
@@ -268,7 +268,7 @@ class _Attributor:
                 continue
             cost = self.costs.of(event)
             own[parent] -= duration + cost
-            if _is_node(event):
+            if is_backward_node(event):
                 before = latest.get(parent)
                 if before is not None:
                     gap[i] = event.start_us - events[before].end_us - cost
@@ -380,7 +380,7 @@ class _Attributor:
         return self.index[""]
 
 
-def _is_node(event: Event) -> bool:
+def is_backward_node(event: Event) -> bool:
     """Whether this is a node of the backward graph, or the engine's event around one."""
     return event.forward_thread >= 0 or event.name.startswith(ENGINE)
 
