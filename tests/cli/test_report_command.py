@@ -193,8 +193,14 @@ def test_names_are_replaced_before_a_page_is_sent(files: Path, say: Say) -> None
     page = read_page(files / "report.html")
     assert "Zorro" not in text
     assert not any("mlp" in row.path for row in page.sides[0].modules)
-    assert page.title == "w1, zero"
-    assert page.command == "torchweld report file1 --redact --title 'w1, zero'"
+    assert page.redacted
+    assert page.title == "title1"
+    assert page.command == "torchweld report file1 --redact --title title1"
+    assert say("report", "before.json", "--out", "plain.html")[0] == 0
+    for others in (["plain.html"], ["report.html"], ["--plan", "plan.json"]):
+        code, _, err = say("report", "report.html", *others, "--out", "both.html")
+        assert code == 2
+        assert "cannot be compared or joined" in " ".join(err.split())
 
 
 def test_it_is_served_until_interrupted(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -10,15 +13,19 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import pytest
 from tests.support.block_profiles import blocks
+from tests.support.watched_pages import TRACE_FOLDER
 
+from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.record_fields import Index
+from torchweld.models import MODELS
 from torchweld.pages import redaction
-from torchweld.pages.page_building import page_of
+from torchweld.pages.page_building import joined_pages, page_of
 from torchweld.pages.page_html import html_of
-from torchweld.pages.page_records import BlockRow, Page
-from torchweld.pages.public_names import is_own_word, is_public_op
-from torchweld.pages.redaction import KEPT_ROWS, RULES, redacted
+from torchweld.pages.page_records import BlockRow, FlameDiff, HistoryPlot, Page
+from torchweld.pages.public_names import is_own_word, is_public_op, is_torch_class
+from torchweld.pages.redaction import RULES, redacted
+from torchweld.pages.stand_ins import KEPT_ROWS
 
 # What stays as it is: figures of the machine that many have.
 KEPT = {"About.cpu", "About.torch"}
@@ -130,6 +137,102 @@ def test_paths_keep_their_structure_everywhere() -> None:
     assert page.verdict == "w1: welded m1.*.m2 and m1.3.m2.m3; the m2 is 1.31x faster."
 
 
+Both = Literal["both", "new", "gone", "welded"]
+
+
+def frames(*names: str, around: tuple[BlockRow, ...] = ()) -> tuple[str, ...]:
+    """What becomes of the names of frames."""
+    states: list[Both] = ["both"] * len(names)
+    diff = FlameDiff(
+        names=names,
+        name=tuple(range(len(names))),
+        parent=tuple(range(-1, len(names) - 1)),
+        before_us=(1.0,) * len(names),
+        after_us=(1.0,) * len(names),
+        kind=(1,) * len(names),
+        state=tuple(states),
+    )
+    found = made(diff=diff, blocks=around).diff
+    assert found is not None
+    return found.names
+
+
+def test_a_name_has_one_stand_in_in_every_kind_of_text() -> None:
+    around = (
+        block("tower.en-de.zoo", "en-de and tower.en-de.zoo run; see my tower"),
+        block("a b.c"),
+    )
+    page = made(
+        verdict="tower.en-de.zoo is slow, a b.c is not, zoo:en-de is.",
+        blocks=around,
+        command="torchweld fuse en-de --out zoo",
+    )
+    assert [row.path for row in page.blocks] == ["m1.m2.m3", "m4.m5"]
+    assert page.blocks[0].reason == "m2 and m1.m2.m3 run; see my m1"
+    assert page.verdict == "m1.m2.m3 is slow, m4.m5 is not, m3:m2 is."
+    assert page.command == "torchweld fuse m2 --out m3"
+    names = frames(
+        "backward of tower.en-de.zoo", "tower.en-de", "en-de: Linear", "backward", around=around
+    )
+    assert names == ("backward of m1.m2.m3", "m1.m2", "m2: Linear", "backward")
+
+
+def test_a_name_within_a_longer_word_is_not_looked_for() -> None:
+    page = made(blocks=(block("w-x"),), notes=("w-x, but not new-xy",))
+    assert page.notes[0].startswith("m1, but not ")
+    assert "m1" not in page.notes[0][3:]
+
+
+WORDS_OF_OURS = ("attention", "query", "head", "model", "plan", "expert", "welded", "llama", "gpt")
+
+
+@pytest.mark.parametrize("word", WORDS_OF_OURS)
+def test_a_name_that_is_a_word_of_ours_is_replaced(word: str) -> None:
+    about = replace(blocks().about, what=word)
+    page = page_of([replace(blocks(), about=about)], title=word, command=f"torchweld report {word}")
+    page = replace(page, history=(HistoryPlot(title=f"{word}: 1x64", points=()),))
+    found = redacted(replace(page, environment=(*page.environment, ("company", word))))
+    assert found.sides[0].about.what == found.title == dict(found.environment)["model"] == "Class1"
+    assert found.command == "torchweld report Class1"
+    assert found.history[0].title == "Class1: 1x64"
+    assert frames(word) == ("op1",)
+    assert word not in [value for _, value in found.environment]
+    assert found.sides[0].flame is not None
+    assert found.sides[0].flame.names[0] == "Class1"
+
+
+def test_no_model_of_ours_is_a_word_of_ours() -> None:
+    assert not any(map(is_own_word, MODELS))
+
+
+def test_of_a_command_only_verb_options_and_figures_stay() -> None:
+    given = (
+        "torchweld profile attention --input 8x768 --title 'the plan' --save=b/gate.json --welded 3"
+    )
+    assert made(command=given).command == (
+        "torchweld profile argument1 --input 8x768 --title argument2 --save=file1 argument3 3"
+    )
+    assert "zo" not in made(command="torchweld fuse 'zo").command
+
+
+def test_what_a_module_says_of_itself_is_figures_and_settings_of_torch() -> None:
+    profile = blocks()
+    extra = "in_features=6, bias=True, attention=zebra, p=0.1"
+    modules = tuple(replace(one, extra=extra) for one in profile.modules)
+    found = redacted(page_of([replace(profile, modules=modules)]))
+    assert found.sides[0].modules[0].extra == "in_features=6, bias=True, w1=w2, p=0.1"
+
+
+def test_a_page_is_marked_and_not_joined_with_another() -> None:
+    one = page_of([blocks()])
+    assert not one.redacted
+    assert redacted(one).redacted
+    assert joined_pages([redacted(one)]).redacted
+    for pages in ([redacted(one), redacted(one)], [one, redacted(one)]):
+        with pytest.raises(TorchweldError, match="redacted page has stand-ins"):
+            joined_pages(pages)
+
+
 def test_what_torchweld_says_stays_readable() -> None:
     says = (
         "gelu 768→3072→768: not faster (1.02, 0.98–1.06) at 64 rows, 12.3 µs of 4.20 GB/s; "
@@ -147,6 +250,12 @@ def test_what_torchweld_says_stays_readable() -> None:
         ("zed@example.org on 10.1.22.7", "host1 on host2"),
         ("zorro::dispatch, then mm", "op1, then mm"),
         ("commit 94560275a6e2", "commit w1"),
+        ("torch.compile on nn.Linear, F.gelu", "torch.compile on nn.Linear, F.gelu"),
+        ("tw.FusedMLP, torchweld.plan", "tw.FusedMLP, torchweld.plan"),
+        ("nn.zorro and F.zebra", "m1.m2 and m3.m4"),
+        ("torch.zorro, tw.zebra", "m1.m2, m3.m4"),
+        ("torch.ops.aten.mm and torch.ops.zorro.mm", "torch.ops.aten.mm and m1.m2.m3.m4"),
+        ("torch.classes.zorro", "m1.m2.m3"),
         ("动物 is slow", "w1 is slow"),
     ],
 )
@@ -164,6 +273,8 @@ def test_odd_names_of_modules_are_replaced_in_sentences_too() -> None:
 def test_classes_of_torch_keep_their_names() -> None:
     page = made(blocks=(block("a", what="ModuleList"), block("b", what="Zorro")))
     assert [row.what for row in page.blocks] == ["ModuleList", "Class1"]
+    assert is_torch_class("torch.nn.Linear")
+    assert not is_torch_class("zorro.Linear")
 
 
 def test_the_environment_keeps_what_many_machines_share() -> None:
@@ -190,10 +301,53 @@ def test_the_environment_keeps_what_many_machines_share() -> None:
         ("void at::native::vectorized_elementwise_kernel<4>", True),
         ("triton_poi_fused_add_gelu_0", True),
         ("zorro_kernel", False),
+        ("aten::zorro", False),
+        ("torchweld::zorro", False),
+        ("torch::zorro", False),
+        ("flash_zorro", False),
+        ("gemm_zorro", False),
+        ("nccl_zorro", False),
+        ("nccl:zorro", False),
+        ("nccl:all_reduce", True),
+        ("triton_zorro", False),
+        ("triton_poi_fused_zorro_gelu_0", False),
+        ("triton_zor_fused_gelu_0", False),
+        ("cpp_zorro", False),
+        ("cpp_fused_zorro_0", False),
+        ("cpp_fused__softmax_add_2", True),
+        ("void at::native::vectorized_elementwise_kernel<4, zorro::Functor<float> >", False),
+        ("at::native::zorro", False),
+        ("cutlass::Kernel<zorro>", False),
+        ("ampere_sgemm_128x64_nn", True),
+        ("ampere_sgemm_zorro", False),
+        ("Cijk_Ailk_Bjlk_SB_MT64x16x16_GRVWA1", True),
+        ("Cijk_Ailk_Bjlk_SB_ZORRO1", False),
+        ("cudaZorro", False),
+        ("cuZorroLaunch", False),
+        ("Memcpy HtoD (Pinned -> Device)", True),
+        ("Memcpy zorro", False),
+        ("Optimizer.step#SGD.step", True),
+        ("Optimizer.step#Zorro.step", False),
+        ("void at::動物", False),
     ],
 )
 def test_ops_are_public_or_not(name: str, public: bool) -> None:
     assert is_public_op(name) is public
+
+
+def test_kernels_of_real_traces_keep_their_names_unless_they_are_of_a_user() -> None:
+    kept: set[str] = set()
+    replaced: set[str] = set()
+    for path in TRACE_FOLDER.glob("*.json.gz"):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        names = {event["name"] for event in events if event.get("cat") == "kernel"}
+        kept |= set(filter(is_public_op, names))
+        replaced |= names - kept
+    # Of FBGEMM and of Apex, which are neither torch's nor a vendor's.
+    others = r"fbgemm_gpu::|\w*embedding_\w*codegen|permute_|recat_|bounds_|linearize_|multi_tensor"
+    others += r"|at::to_dense_representation|split_embedding"
+    assert all(re.match(f"(void )?({others})", name) for name in replaced), replaced
+    assert len(kept) > 100
 
 
 def test_a_profile_is_redacted_and_still_adds_up() -> None:

@@ -323,6 +323,7 @@ export interface Page {
   environment?: [string, string][];
   command?: string;
   notes?: string[];
+  redacted?: boolean;
 }
 
 export function isMissing(value: unknown): value is NotMeasured {

@@ -29,6 +29,9 @@ import { exactShare, figureOf, type Exact, type Table } from "./plot";
 const BAR = 46;
 const HEAD = 22;
 const BELOW = 14;
+const REDACTED =
+  "Names on this page were replaced by stand-ins, such as m1 for a module. " +
+  "A stand-in is the same name all over this page, and another one on another page.";
 /** A sentence with more characters is set smaller. */
 const LONG = 120;
 
@@ -44,6 +47,7 @@ export function fillVerdict(section: Element, page: Page): void {
   const title = section.querySelector("h2");
   if (title !== null) title.textContent = unbroken(page.verdict);
   if (page.verdict.length > LONG) section.classList.add("long");
+  if (page.redacted === true) section.append(html("p", { class: "redacted" }, REDACTED));
   if (sides.length > 0) section.append(keyFigures(sides));
   for (const why of reasonsOf(sides, doubts, page.verdict))
     section.append(html("p", { class: "doubt" }, why));

@@ -41,6 +41,7 @@ from torchweld.pages.plan_view import (
     plan_strips,
 )
 from torchweld.pages.profile_view import Fates, side_of, with_fates
+from torchweld.pages.stand_ins import BOTH
 from torchweld.plans.plan import Plan
 from torchweld.plans.planner import PlanWithRounds
 from torchweld.profiles.accounting.profile_diff import why_not_comparable
@@ -53,8 +54,6 @@ from torchweld.report.text_style import to_text
 
 _T = TypeVar("_T")
 BEFORE, AFTER = "before", "after"
-# Between two values of one row of the environment.
-BOTH = " · "
 
 
 def page_of(
@@ -172,8 +171,15 @@ def gate_page(gate: GatedNow) -> Page:
 def joined_pages(pages: Sequence[Page]) -> Page:
     """All of them as one; title, verdict and command are those of the first that has them.
 
-    If two have profiles, their last ones are before and after, and the verdict compares them.
+    If two have profiles, their last ones are before and after, and the verdict compares them. A
+    page without names cannot be joined with another: the same stand-in is another name there.
     """
+    if len(pages) > 1 and any(page.redacted for page in pages):
+        raise TorchweldError(
+            "a redacted page has stand-ins for names, which mean other names on another page, so "
+            "it cannot be compared or joined with one; make one page of the originals, and redact "
+            "that"
+        )
     profiled = [page for page in pages if page.sides]
     if len(profiled) > 2:
         raise TorchweldError("more than two of these have a profile; give one before and one after")

@@ -401,6 +401,7 @@ class Page(SavedRecord):
     environment: tuple[tuple[str, str], ...] = ()  # name, value
     command: str = ""  # repeats it
     notes: tuple[str, ...] = ()
+    redacted: bool = False  # names are stand-ins, which mean nothing on another page
 
     def problems(self) -> Iterator[str]:
         """What is wrong with one that was read from a file."""
