@@ -13,6 +13,7 @@ import torchweld as tw
 from torchweld.core.errors import TorchweldError
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import Fingerprint, taken_here
+from torchweld.plans import plan_fitting, planner
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import mismatches
 
@@ -99,3 +100,51 @@ def test_a_plan_of_here_has_the_fingerprint_of_here() -> None:
     plan = tw.plan(mlp(), X, force=True)
     assert plan.made_on == taken_here()
     assert plan.made_on.key == plan.fingerprint == fingerprint.key_here()
+
+
+A100 = "NVIDIA A100-SXM4-80GB (8.0), driver API 13000, Triton 3.7.1"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "words"),
+    [
+        (None, None, []),
+        (A100, A100, []),
+        (None, A100, [f"made with the model on the CPU alone, it is on {A100}"]),
+        (A100, None, [f"made with the model on {A100}, it is on the CPU alone"]),
+        (
+            A100,
+            A100.replace("3.7.1", "3.9.0"),
+            [f"made with the model on {A100}, it is on {A100.replace('3.7.1', '3.9.0')}"],
+        ),
+    ],
+)
+def test_another_gpu_is_named(there: str | None, here: str | None, words: list[str]) -> None:
+    assert replace(HERE, gpu=there).since(replace(HERE, gpu=here)) == words
+
+
+def test_a_key_depends_on_the_gpus_that_were_used() -> None:
+    alone = fingerprint.key_here()
+    one, two = fingerprint.key_here([A100]), fingerprint.key_here([A100, "NVIDIA H100"])
+    assert len({alone, one, two, fingerprint.key_here(["NVIDIA H100"])}) == 4
+    assert taken_here(gpus=[A100]).gpu == A100
+    assert taken_here(gpus=[A100]).key == one
+    assert taken_here().gpu is None
+
+
+def test_a_plan_made_on_another_gpu_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan was made with is what counts, whatever the machine has."""
+    on = [A100]
+    monkeypatch.setattr(planner, "gpus_of", lambda model: tuple(on))
+    monkeypatch.setattr(plan_fitting, "gpus_of", lambda model: tuple(on))
+    plan = tw.plan(mlp(), X, force=True)
+    assert plan.made_on is not None
+    assert plan.made_on.gpu == A100
+    assert mismatches(mlp(), plan) == []
+    on[:] = ["NVIDIA H100"]
+    said = f"it was made with the model on {A100}, it is on NVIDIA H100"
+    assert mismatches(mlp(), plan) == [said]
+    on.clear()
+    said = f"it was made with the model on {A100}, it is on the CPU alone"
+    assert mismatches(mlp(), plan) == [said]
+    tw.apply(mlp(), plan, on_mismatch="skip")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from torchweld.core.record_fields import Count, Word
@@ -29,6 +30,7 @@ class Fingerprint:
     kernels: Word | None  # hash of the sources the compiled part was built from
     versions: dict[str, Word] = field(default_factory=dict)
     commit: Word | None = None  # checked out in the current folder
+    gpu: Word | None = None  # the GPUs that the model was on, their driver and Triton
 
     def differences(self, other: Fingerprint) -> list[str]:
         """What differs, in words. The commit is left out: it is meant to differ."""
@@ -51,6 +53,10 @@ class Fingerprint:
             found.append(f"made on {self.cpu}, this is {here.cpu}")
         if self.isa != here.isa:
             found.append(f"made for {self.isa or NO_KERNELS}, {here.isa or NO_KERNELS} here")
+        if self.gpu != here.gpu:
+            found.append(
+                f"made with the model on {self.gpu or NO_GPU}, it is on {here.gpu or NO_GPU}"
+            )
         if self.torch != here.torch:
             found.append(f"made for torch {self.torch}, this is {here.torch}")
         if self.threads != here.threads:
@@ -65,19 +71,20 @@ class Fingerprint:
 
 
 NO_KERNELS = "no compiled kernels"
+NO_GPU = "the CPU alone"
 
 
 def _shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def taken_here(commit: str | None = None) -> Fingerprint:
-    """The fingerprint of this process, now."""
+def taken_here(commit: str | None = None, gpus: Sequence[str] = ()) -> Fingerprint:
+    """The fingerprint of this process, now. `gpus`: see `gpu_identity.set_ups_of`."""
     here, build = hardware.hardware(), kernel_build.build_info()
     usable = build is not None and kernel_build.build_problem() is None
     found = {name: version_of(name) for name in PACKAGES}
     return Fingerprint(
-        key=key_here(),
+        key=key_here(gpus),
         cpu=here.cpu_model,
         isa=kernel_build.isa_in_use(),
         torch=here.torch_version,
@@ -86,11 +93,15 @@ def taken_here(commit: str | None = None) -> Fingerprint:
         kernels=build.source_hash if build is not None and usable else None,
         versions={name: version for name, version in found.items() if version is not None},
         commit=commit,
+        gpu=" and ".join(gpus) or None,
     )
 
 
-def key_here() -> str:
-    """Twelve hex digits that stay the same as long as earlier figures still apply."""
+def key_here(gpus: Sequence[str] = ()) -> str:
+    """Twelve hex digits that stay the same as long as earlier figures still apply.
+
+    `gpus`: those that what was measured ran on. What ran on the CPU does not depend on any.
+    """
     here = hardware.hardware()
     build = kernel_build.build_info()
     parts = (
@@ -99,6 +110,7 @@ def key_here() -> str:
         here.torch_version,
         str(here.threads),
         build.source_hash if build is not None and kernel_build.build_problem() is None else "none",
+        *gpus,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 

@@ -1,17 +1,25 @@
-"""What a GPU is and what drives it: what a reader of a report has to know of it."""
+"""What a GPU is and what drives it: for readers of a report, and for what is only true there."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from torchweld.core.number_text import size
 from torchweld.core.record_fields import Count
 
 # nvidia-smi asks every GPU of the machine, which takes long.
 SMI_SECONDS = 20.0
+# The names that Triton is installed by; ROCm's builds of torch bring the later ones.
+_TRITON_PACKAGES = ("triton", "triton-rocm", "pytorch-triton-rocm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +78,45 @@ def driver_version() -> str:
         return ""
     lines = done.stdout.split("\n")
     return lines[0].strip()
+
+
+@functools.cache
+def triton_version() -> str | None:
+    """The installed Triton's version. Not imported for this if it can be helped: that is slow."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    for name in _TRITON_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    import triton
+
+    return str(triton.__version__)
+
+
+def set_up_of(device: torch.device) -> str:
+    """What the speed of kernels depends on: `NVIDIA A100 (8.0), driver API 13000, Triton 3.7.1`.
+
+    Quick, and asks no other program. torch and its CUDA are not in it.
+    """
+    found = torch.cuda.get_device_properties(device)
+    arch = str(getattr(found, "gcnArchName", "") or f"{found.major}.{found.minor}")
+    driver = _driver_api()
+    version = triton_version()
+    parts = (
+        f"{found.name} ({arch})",
+        f"driver API {driver}" if driver else "",  # ROCm's is part of torch's
+        f"Triton {version}" if version is not None else "no Triton",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _driver_api() -> str:
+    """What CUDA says of its driver; "" for ROCm."""
+    version = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return str(version()) if version is not None and torch.version.hip is None else ""
+
+
+def set_ups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    """The GPUs that these tensors are on, each kind once; none starts no driver."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    return tuple(sorted({set_up_of(device) for device in devices}))

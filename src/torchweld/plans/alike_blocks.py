@@ -8,17 +8,21 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from torchweld.core.number_text import counted
-from torchweld.plans.block_calls import tensors_of
+from torchweld.plans.block_calls import set_up_of_tensors, tensors_of
 from torchweld.welds.found_blocks import Block, Call
 
 
 @dataclass(frozen=True)
 class AlikeKey:
-    """What blocks have in common that are tried together."""
+    """What blocks have in common that are tried together.
+
+    device: the GPU, its driver and Triton; else the kind of device
+    """
 
     form: str
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
+    device: str
     rows: int
     contiguous: bool
     training: bool
@@ -43,14 +47,19 @@ def alike_blocks(model: nn.Module, blocks: Sequence[Block], training: bool) -> l
     """All calls of all blocks, by key, in the order of the model."""
     found: dict[AlikeKey, AlikeBlocks] = {}
     for block in blocks:
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors_of(model, block))
+        tensors = tensors_of(model, block)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        device = set_up_of_tensors(tensors)
         by_rows: dict[tuple[int, bool], list[Call]] = {}
         for call in block.calls:
             if call.rows > 0:
                 by_rows.setdefault((call.rows, call.contiguous), []).append(call)
         for (rows, contiguous), calls in by_rows.items():
             dropout = block.dropout if training else ()
-            key = AlikeKey(block.form, shapes, block.dtype, rows, contiguous, training, dropout)
+            key = AlikeKey(
+                form=block.form, shapes=shapes, dtype=block.dtype, device=device, rows=rows,
+                contiguous=contiguous, training=training, dropout=dropout,
+            )  # fmt: skip
             one = found.setdefault(key, AlikeBlocks(key=key, blocks=[], calls=[]))
             one.blocks.append(block)
             one.calls.append(replace(calls[0], count=sum(call.count for call in calls)))

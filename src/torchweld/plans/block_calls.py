@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from torchweld.machine.gpu_identity import set_ups_of
+from torchweld.ops.backends.backend import device_of
 from torchweld.welds.found_blocks import Block, Call
 
 
@@ -23,6 +25,17 @@ def tensors_of(model: nn.Module, block: Block) -> list[Tensor]:
         path, _, attribute = name.rpartition(".")
         found.append(getattr(module.get_submodule(path), attribute))
     return found
+
+
+def gpus_of(model: nn.Module) -> tuple[str, ...]:
+    """The GPUs that the model is on, as a fingerprint has them."""
+    return set_ups_of([*model.parameters(), *model.buffers()])
+
+
+def set_up_of_tensors(tensors: Sequence[Tensor]) -> str:
+    """What the times of a block with these tensors are only true for, beside the machine."""
+    kinds = {device_of(tensor).type for tensor in tensors}
+    return " and ".join(set_ups_of(tensors) or sorted(kinds))
 
 
 def input_like(call: Call, rows: int | None = None) -> Tensor:

@@ -20,7 +20,13 @@ from torchweld.core.number_text import counted
 from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops.backends import backend_named
 from torchweld.ops.backends.backend import Form, device_of
-from torchweld.plans.block_calls import block_call, input_like, module_of, tensors_of
+from torchweld.plans.block_calls import (
+    block_call,
+    input_like,
+    module_of,
+    set_up_of_tensors,
+    tensors_of,
+)
 from torchweld.plans.choice_timing import (
     FIRST_TURNS,
     LEAST_BUDGET_S,
@@ -64,6 +70,7 @@ class GroupKey:
     forms: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
+    device: str
     rows: int
     singles: tuple[Choice | None, ...]
 
@@ -135,6 +142,7 @@ def _alike(model: nn.Module, tuned: TunedBlocks) -> list[AlikeGroups]:
                 forms=tuple(block.form for block in blocks),
                 shapes=tuple(tuple(tensor.shape) for tensor in tensors),
                 dtype=blocks[0].dtype,
+                device=set_up_of_tensors(tensors),
                 rows=rows,
                 singles=tuple(choice_at(member.by_rows(), rows) for member in members),
             )

@@ -1,13 +1,14 @@
 """What was measured on this machine before, in the user's cache.
 
-There is one file per fingerprint (CPU, instruction set, torch, threads, kernels). It is written
-whole after every record, so that an interrupted plan loses nothing. A file that cannot be read
-counts as empty, since everything in it can be measured again.
+There is one file per fingerprint (CPU, instruction set, torch, threads, kernels, and the GPUs
+that the model is on). It is written whole after every record, so that an interrupted plan loses
+nothing. A file that cannot be read counts as empty, since everything in it can be measured again.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -52,8 +53,9 @@ class MeasurementCache:
         self.notice = ""  # why records could not be kept; "" if they could
 
     @staticmethod
-    def of_this_machine() -> MeasurementCache:
-        return MeasurementCache(cache_dir() / f"tuning-{fingerprint.key_here()}.json")
+    def of_this_machine(gpus: Sequence[str] = ()) -> MeasurementCache:
+        """For a model that is on these GPUs."""
+        return MeasurementCache(cache_dir() / f"tuning-{fingerprint.key_here(gpus)}.json")
 
     def recall(self, about: object, kind: type[T]) -> T | None:
         """The record that was kept about this. `about` is recognised by its repr."""

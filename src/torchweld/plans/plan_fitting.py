@@ -17,6 +17,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.records import RecordError, from_plain, to_plain
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
+from torchweld.plans.block_calls import gpus_of
 from torchweld.plans.choice_verifying import verify_choice
 from torchweld.plans.plan import Plan, Planned, PlannedGroup, structure_of
 from torchweld.welds.finding.block_rereading import Rereader, differences
@@ -69,8 +70,9 @@ def fit_here(model: nn.Module, plan: Plan, on_mismatch: OnMismatch) -> Fit:
 def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     """What differs between here and where the plan was made."""
     found = []
-    if plan.fingerprint != fingerprint.key_here():
-        found += _elsewhere(plan)
+    gpus = gpus_of(model)
+    if plan.fingerprint != fingerprint.key_here(gpus):
+        found += _elsewhere(plan, gpus)
     if plan.torch != torch.__version__:
         found.append(f"it was made for torch {plan.torch}, this is {torch.__version__}")
     if plan.structure != structure_of(model):
@@ -78,9 +80,9 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
     return found
 
 
-def _elsewhere(plan: Plan) -> list[str]:
+def _elsewhere(plan: Plan, gpus: Sequence[str]) -> list[str]:
     """How the machine and its setup differ, as far as the plan says; torch is not compared here."""
-    there, here = plan.made_on, taken_here()
+    there, here = plan.made_on, taken_here(gpus=gpus)
     if there is not None and there.key == plan.fingerprint:
         words = replace(there, torch=here.torch).since(here)
         if words or there.torch == plan.torch != here.torch:

@@ -23,6 +23,7 @@ from torchweld.core.typed_names import known
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
 from torchweld.machine.machine_load import load_words
+from torchweld.plans.block_calls import gpus_of
 from torchweld.plans.flops_share import flops_share
 from torchweld.plans.group_tuning import tune_groups
 from torchweld.plans.kernel_choice import BlockRounds, tune
@@ -112,7 +113,8 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
     blocks = find(model, workloads, training=options.training)
     clone = clone_to_run(model)
     copy, workloads = clone.model.train(options.training), [rebound(w, clone) for w in workloads]
-    memory = MeasurementCache.of_this_machine() if options.remember else MeasurementCache(None)
+    gpus = gpus_of(copy)
+    memory = MeasurementCache.of_this_machine(gpus) if options.remember else MeasurementCache(None)
     with torch.inference_mode(False):
         budget = share_out(copy, workloads, blocks, options)
         tuned = tune(copy, blocks, options, budget, memory)
@@ -124,7 +126,7 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
         model=type(plain_root(copy)).__name__,
         structure=structure_of(copy),
         training=options.training,
-        fingerprint=fingerprint.key_here(),
+        fingerprint=fingerprint.key_here(gpus),
         torch=torch.__version__,
         planned=kept.planned,
         refused=blocks.refused,
@@ -136,7 +138,7 @@ def plan_with_rounds(model: nn.Module, inputs: Any, options: PlanOptions) -> Pla
         table=tuned.table,
         busy=busy,
         notices=blocks.notices,
-        made_on=taken_here(),
+        made_on=taken_here(gpus=gpus),
     )
     made = replace(made, notices=(*made.notices, *_notices(made, options, memory)))
     options.say("done", 1.0)

@@ -5,34 +5,17 @@ Everything is said, nothing is guessed: a version of Triton that was not tested 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.metadata
-import importlib.util
 
 import torch
 
 from torchweld.machine import kernel_build
+from torchweld.machine.gpu_identity import triton_version
 
 # The Triton that torch 2.13 pins, and the newest. Kernels are compiled and interpreted with both.
 TESTED_TRITON = ("3.7", "3.9")
-# The names that it is installed by; ROCm's builds of torch bring the later ones.
-_TRITON_PACKAGES = ("triton", "triton-rocm", "pytorch-triton-rocm")
 # bfloat16 products and asynchronous copies need it (NVIDIA's compute capability).
 LEAST_CAPABILITY = (8, 0)
-
-
-@functools.cache
-def triton_version() -> str | None:
-    """None if it is not installed. Not imported for this: that takes a second."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    for name in _TRITON_PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    import triton
-
-    return str(triton.__version__)
 
 
 def triton_problems() -> list[str]:

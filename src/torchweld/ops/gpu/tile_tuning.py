@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from torchweld.core.files import cache_dir, write_whole
-from torchweld.ops.gpu import gpu_support, kernel_tiles
+from torchweld.machine.gpu_identity import set_up_of
+from torchweld.ops.gpu import kernel_tiles
 from torchweld.ops.gpu.gpu_launches import on_device_of
 from torchweld.ops.gpu.kernel_tiles import Tile
 
@@ -142,23 +143,13 @@ def device_seconds(run: Callable[[], None], near: Tensor) -> float:
 @functools.cache
 def fingerprint(device: torch.device) -> str:
     """Changes with everything that a tile's speed depends on."""
-    about = torch.cuda.get_device_properties(device)
     sources = [*sorted(Path(__file__).parent.glob("triton_*.py")), Path(kernel_tiles.__file__)]
     parts = (
-        about.name,
-        str(getattr(about, "gcnArchName", "") or (about.major, about.minor)),
-        _driver(),
-        str(gpu_support.triton_version()),
+        set_up_of(device),
         torch.__version__,
         *(hashlib.sha256(source.read_bytes()).hexdigest() for source in sources),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def _driver() -> str:
-    """The driver's version. ROCm's is part of torch's."""
-    version = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return str(version()) if version is not None and torch.version.hip is None else ""
 
 
 def _file(device: torch.device) -> Path:
