@@ -145,6 +145,25 @@ def test_imports_point_one_way() -> None:
     assert misplaced(imports) == []
 
 
+def test_who_reads_single_backends_is_known() -> None:
+    """DESIGN.md names them. Everybody else goes by what backends say about themselves."""
+    singles = {path.stem for path in (PACKAGE / "ops" / "backends").glob("*_backend*.py")}
+    readers = {
+        (module, name.removeprefix("ops.backends.").partition(".")[0])
+        for module, names in read_imports(PACKAGE).items()
+        for name in names
+        if name.startswith("ops.backends.") and not module.startswith("ops")
+    }
+    assert {(module, name) for module, name in readers if name in singles} == {
+        ("bench.bench_participants", "torch_backend"),
+        ("bench.block_truth", "reference_backend"),
+        ("bench.runtimes.torch_runtimes", "compile_backend"),
+        ("bench.runtimes.torchweld_runtimes", "reference_backend"),
+        ("numerics.numerical_rule", "reference_backend"),
+        ("welds.swapping.safety_net", "reference_backend"),
+    }
+
+
 def test_the_table_of_rooms_has_no_circle() -> None:
     order = list(ROOMS)
     for room, allowed in ROOMS.items():
