@@ -76,6 +76,14 @@ def uncorrected_profiles(monkeypatch: pytest.MonkeyPatch, brief_profiles: None) 
 
 
 @pytest.fixture
+def own_compilations() -> Iterator[None]:
+    """Nothing that torch.compile made before serves, nor what it makes now later."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def one_thread() -> None:
     """Runs products on one thread, for those so small that a second thread only waits."""
     torch.set_num_threads(1)

@@ -9,6 +9,7 @@
 #include "composed_backward.h"
 #include "pooled_cast.h"
 #include "tangents.h"
+#include "training_checks.h"
 #include "training_ops.h"
 
 namespace torchweld {
@@ -37,33 +38,24 @@ const auto& chain_training_op() {
   return op;
 }
 
-class ChainNode final : public BlockNode {
- public:
-  ChainNode(std::string_view spec, const Kept& kept, const WayOps& ops)
-      : BlockNode(spec, kept), ops_(ops) {}
-  std::string name() const override { return "ChainBackward"; }
-
- private:
-  std::vector<Tensor> gradients(const variable_list& grads, const Kept& kept,
-                                const c10::List<bool>& needed) const override {
-    return ops_.backward.call(grads[0], kept.x, kept.params, kept.saved, kept.masks, spec(),
-                              needed);
-  }
-  const WayOps& ops_;
-};
-
-class GroupNode final : public BlockNode {
- public:
-  using BlockNode::BlockNode;
-  std::string name() const override { return "GroupBackward"; }
-
- private:
-  std::vector<Tensor> gradients(const variable_list& grads, const Kept& kept,
-                                const c10::List<bool>& needed) const override {
-    return training_ops().group_backward.call(grads, kept.x, kept.params, kept.saved, spec(),
+BlockBackward chain_backward_of(std::string_view spec, const Kept& kept, const WayOps& ops) {
+  const auto gradients = [](const BlockBackward& own, TensorList grads, const Kept& kept,
+                            const c10::List<bool>& needed) {
+    return own.ops->backward.call(grads[0], kept.x, kept.params, kept.saved, kept.masks, own.spec,
+                                  needed);
+  };
+  return {gradients,         "ChainBackward",    &ops,
+          std::string(spec), kept.params.size(), kept.saved.size()};
+}
+BlockBackward group_backward_of(std::string_view spec, const Kept& kept) {
+  const auto gradients = [](const BlockBackward& own, TensorList grads, const Kept& kept,
+                            const c10::List<bool>& needed) {
+    return training_ops().group_backward.call(grads, kept.x, kept.params, kept.saved, own.spec,
                                               needed);
-  }
-};
+  };
+  return {gradients,         "GroupBackward",    nullptr,
+          std::string(spec), kept.params.size(), kept.saved.size()};
+}
 
 // The forward of a chain that needs a gradient.
 Tensor train_chain(const Tensor& x, TensorList params, TensorList masks, std::string_view spec,
@@ -75,7 +67,7 @@ Tensor train_chain(const Tensor& x, TensorList params, TensorList masks, std::st
   }
   const Tensor y = std::move(results[0]);
   const Kept kept{x, params, TensorList(results).slice(1), masks};
-  torch::autograd::set_history(y, new_node<ChainNode>(spec, kept, ops));
+  torch::autograd::set_history(y, new_node(chain_backward_of(spec, kept, ops), kept));
   return y;
 }
 std::vector<Tensor> train_group(const Tensor& x, TensorList params, std::string_view spec) {
@@ -85,7 +77,8 @@ std::vector<Tensor> train_group(const Tensor& x, TensorList params, std::string_
     ys = training_ops().group_saving.call(x, params, spec);
   }
   const size_t outputs = spec_of(spec).size();
-  const auto node = new_node<GroupNode>(spec, Kept{x, params, TensorList(ys).slice(outputs), {}});
+  const Kept kept{x, params, TensorList(ys).slice(outputs), {}};
+  const auto node = new_node(group_backward_of(spec, kept), kept);
   ys.resize(outputs);
   torch::autograd::set_history(ys, node);
   return ys;
@@ -154,23 +147,38 @@ bool differentiates(const Tensor& x, TensorList params, TensorList grads) {
   return needs_composition(x, params) || needs_gradient(x, params) || needs_gradient(x, grads) ||
          std::any_of(grads.begin(), grads.end(), has_tangent);
 }
-const bool* flags_of(const c10::List<bool>& needed, c10::SmallVectorImpl<bool>& flags) {
-  for (size_t i = 0; i < needed.size(); ++i) flags.push_back(needed.get(i));
-  return flags.data();
+// It would be wrong if what they are computed from was changed since, where torch saw no change
+// (`p.data.mul_(2)`). `save` runs the forward once more, and returns what it saves.
+template <class Save>
+void check_before_composing(const Tensor& x, TensorList params, TensorList saved,
+                            const Save& save) {
+  if (saved.empty() || !x.is_cpu() || !Place::known_of(x) || !Place::known_of(saved[0]) ||
+      !std::all_of(params.begin(), params.end(), Place::known_of))
+    return;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  at::NoGradGuard no_gradients;
+  TORCHWELD_CHECK(are_unchanged(save(), saved),
+                  "torchweld: a weight, bias or input of a block was changed between the forward "
+                  "and a backward with create_graph=True, so its hidden values cannot be computed "
+                  "again; run the forward again");
 }
 // The backward of way kWays[number - 1]; 0 is "chain".
 template <size_t number>
 std::vector<Tensor> way_backward_autograd(const Tensor& grad, const Tensor& x, TensorList params,
                                           TensorList saved, TensorList masks, std::string_view text,
                                           c10::List<bool> needed) {
+  const WayOps& ops = way_ops(number ? kWays[number - 1] : "chain");
   if (differentiates(x, params, grad)) {
-    c10::SmallVector<bool, 16> flags;
-    const bool* wanted = flags_of(needed, flags);
-    return needed_only(composed_backward(grad, x, params, {}, masks, spec_of(text), wanted),
-                       wanted);
+    check_before_composing(x, params, saved, [&] {
+      auto results = ops.saving.call(x, params, masks, text, true);
+      results.erase(results.begin());
+      return results;
+    });
+    const Flags flags = flags_of(needed);
+    return needed_only(composed_backward(grad, x, params, {}, masks, spec_of(text), flags.data()),
+                       flags.data());
   }
   at::AutoDispatchBelowADInplaceOrView guard;
-  const WayOps& ops = way_ops(number ? kWays[number - 1] : "chain");
   return ops.backward.call(grad, x, params, saved, masks, text, needed);
 }
 template <size_t... numbers>
@@ -183,10 +191,14 @@ std::vector<Tensor> group_backward_autograd(TensorList grads, const Tensor& x, T
                                             TensorList saved, std::string_view text,
                                             c10::List<bool> needed) {
   if (differentiates(x, params, grads)) {
-    c10::SmallVector<bool, 16> flags;
-    const bool* wanted = flags_of(needed, flags);
-    return needed_only(composed_group_backward(grads, x, params, {}, spec_of(text), wanted),
-                       wanted);
+    check_before_composing(x, params, saved, [&] {
+      auto results = training_ops().group_saving.call(x, params, text);
+      results.erase(results.begin(), results.begin() + int64_t(grads.size()));
+      return results;
+    });
+    const Flags flags = flags_of(needed);
+    return needed_only(composed_group_backward(grads, x, params, {}, spec_of(text), flags.data()),
+                       flags.data());
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return training_ops().group_backward.call(grads, x, params, saved, text, needed);
@@ -227,13 +239,6 @@ auto autocast(const Op& op, const Tensor& x, TensorList params, std::string_view
   return op.call(at::autocast::cached_cast(dtype, x, device),
                  at::autocast::cached_cast(dtype, params, device), spec, rest...);
 }
-Tensor chain_autocast(const Tensor& x, TensorList params, std::string_view spec) {
-  return autocast(chain_op(), x, params, spec);
-}
-Tensor chain_kept_autocast(const Tensor& x, TensorList params, std::string_view spec,
-                           const Tensor&) {
-  return autocast(chain_op(), x, params, spec);
-}
 // Whether CastFunction can make the casts that autocast would make of the parameters.
 bool casts_in_pool(const Tensor& x, TensorList params) {
   const auto castable = [](const Tensor& p) {
@@ -253,13 +258,25 @@ std::vector<Tensor> cast_params(TensorList params, at::ScalarType dtype) {
     copies.push_back(p.requires_grad() ? trained[next++] : cast_in_pool(p, dtype));
   return copies;
 }
-Tensor chain_training_autocast(const Tensor& x, TensorList params, std::string_view spec,
-                               std::optional<bool> recompute) {
-  if (!casts_in_pool(x, params)) return autocast(chain_training_op(), x, params, spec, recompute);
+template <class Op, class... Rest>
+Tensor autocast_chain(const Op& op, const Tensor& x, TensorList params, std::string_view spec,
+                      Rest... rest) {
+  if (!casts_in_pool(x, params)) return autocast(op, x, params, spec, rest...);
   c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::AutocastCPU);
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
-  return chain_training_op().call(at::autocast::cached_cast(dtype, x, at::kCPU),
-                                  cast_params(params, dtype), spec, recompute);
+  return op.call(at::autocast::cached_cast(dtype, x, at::kCPU), cast_params(params, dtype), spec,
+                 rest...);
+}
+Tensor chain_autocast(const Tensor& x, TensorList params, std::string_view spec) {
+  return autocast_chain(chain_op(), x, params, spec);
+}
+Tensor chain_kept_autocast(const Tensor& x, TensorList params, std::string_view spec,
+                           const Tensor&) {
+  return autocast_chain(chain_op(), x, params, spec);
+}
+Tensor chain_training_autocast(const Tensor& x, TensorList params, std::string_view spec,
+                               std::optional<bool> recompute) {
+  return autocast_chain(chain_training_op(), x, params, spec, recompute);
 }
 Tensor chain_way_autocast(const Tensor& x, TensorList params, std::string_view spec,
                           std::string_view way, std::optional<bool> recompute) {

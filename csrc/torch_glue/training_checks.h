@@ -4,6 +4,7 @@
 
 #include "argument_checks.h"
 #include "composed_backward.h"
+#include "rolling_check.h"
 
 namespace torchweld {
 
@@ -70,6 +71,33 @@ std::vector<LayerSizes<Int>> check_backward(TensorList grads, const Tensor& x, T
   for (size_t i = 0; i < grads.size(); ++i)
     check_values(grads[i], x, group ? sizes[i].N : sizes.back().N, "the gradient of an output");
   return sizes;
+}
+
+// A checksum of pre-activations on the CPU; never 0.
+inline uint64_t checksum_of(TensorList values) {
+  uint64_t sum = 1;
+  for (const Tensor& t : values) {
+    const Tensor plain = t.contiguous();
+    sum = checksum(static_cast<const char*>(plain.const_data_ptr()), plain.nbytes(), sum);
+  }
+  return sum ? sum : 1;
+}
+inline Tensor checksum_tensor(TensorList values) {
+  const Tensor one = at::detail::empty_cpu({1}, at::kLong);
+  *one.mutable_data_ptr<int64_t>() = int64_t(checksum_of(values));
+  return one;
+}
+// Whether `again`, computed again, is what the forward saved, or took the checksum of.
+inline bool are_unchanged(TensorList again, TensorList saved) {
+  if (!is_checksum(saved)) return checksum_of(again) == checksum_of(saved);
+  const int64_t then = saved[0].item<int64_t>();
+  return then == 0 || then == int64_t(checksum_of(again));
+}
+inline void check_unchanged(TensorList again, TensorList saved) {
+  TORCHWELD_CHECK(!is_checksum(saved) || are_unchanged(again, saved),
+                  "torchweld: a weight, bias or input of a block with recompute=True was changed "
+                  "between forward and backward, so its hidden values cannot be computed again; "
+                  "run the forward again, or save hidden values with recompute=False");
 }
 
 }  // namespace torchweld

@@ -10,7 +10,6 @@
 #include "composed_backward.h"
 #include "gradient_pool.h"
 #include "kernel_calls.h"
-#include "rolling_check.h"
 #include "torch_products.h"
 #include "training_checks.h"
 #include "training_layers.h"
@@ -131,22 +130,6 @@ void append_saved(std::vector<Tensor>& results, const Tensor& x, const Spec& spe
       results.push_back(output_like(x, sizes[i].N));
 }
 
-Tensor checksum_of(TensorList values) {
-  uint64_t sum = 1;
-  for (const Tensor& t : values)
-    sum = checksum(static_cast<const char*>(t.const_data_ptr()), t.nbytes(), sum);
-  const Tensor one = at::detail::empty_cpu({1}, at::kLong);
-  *one.mutable_data_ptr<int64_t>() = int64_t(sum ? sum : 1);  // 0: not taken
-  return one;
-}
-void check_unchanged(TensorList again, TensorList saved) {
-  if (!is_checksum(saved) || saved[0].item<int64_t>() == 0) return;
-  TORCHWELD_CHECK(checksum_of(again).item<int64_t>() == saved[0].item<int64_t>(),
-                  "torchweld: a weight, bias or input of a block with recompute=True was changed "
-                  "between forward and backward, so its hidden values cannot be computed again; "
-                  "run the forward again, or save hidden values with recompute=False");
-}
-
 // y, then the pre-activations or their checksum.
 std::vector<Tensor> chain_saving_cpu(const Tensor& x, TensorList params, TensorList given_masks,
                                      std::string_view text, bool save) {
@@ -156,8 +139,9 @@ std::vector<Tensor> chain_saving_cpu(const Tensor& x, TensorList params, TensorL
   std::vector<Tensor> results;
   if (composition_is_faster(x, params)) {
     note_composed(x, "forward");
-    if (!TorchProducts::serves(spec)) return composed_saving(x, params, given_masks, spec, save);
-    results = TorchProducts(x, params, given_masks, spec).forward(true);
+    results = TorchProducts::serves(spec)
+                  ? TorchProducts(x, params, given_masks, spec).forward(true)
+                  : composed_saving(x, params, given_masks, spec, true);
   } else {
     const std::vector<Tensor> masks = contiguous(given_masks);
     results.push_back(output_like(x, sizes.back().N));
@@ -168,7 +152,7 @@ std::vector<Tensor> chain_saving_cpu(const Tensor& x, TensorList params, TensorL
     run_forward(x, layers, false, results[0], plain ? nullptr : training.data());
   }
   if (save || results.size() == 1) return results;
-  return {results[0], checksum_of(TensorList(results).slice(1))};
+  return {results[0], checksum_tensor(TensorList(results).slice(1))};
 }
 std::vector<Tensor> group_saving_cpu(const Tensor& x, TensorList params, std::string_view text) {
   const Spec& spec = spec_without_dropout(text);
@@ -285,10 +269,17 @@ std::vector<Tensor> chain_backward_cpu(const Tensor& grad, const Tensor& x, Tens
   if (x.dim() == 0 || !composition_is_faster(x, params))
     return backward_cpu(grad, x, params, saved, masks, spec, needed, false);
   note_composed(x, "backward");
-  if (!TorchProducts::serves(spec))
-    return chain_backward_composed(grad, x, params, saved, masks, text, std::move(list));
   const auto sizes =
       check_backward<int64_t>(grad, x, params, saved, masks, spec, needed.size(), false);
+  if (!TorchProducts::serves(spec)) {
+    std::vector<Tensor> again;
+    if (is_checksum(saved)) {
+      again = composed_saving(x, params, masks, spec, true);
+      check_unchanged(TensorList(again).slice(1), saved);
+      saved = TensorList(again).slice(1);
+    }
+    return chain_backward_composed(grad, x, params, saved, masks, text, std::move(list));
+  }
   const bool pooled = gradients_from_pool(x, spec, params, needed, sizes);
   const TorchProducts products(x, params, masks, spec);
   return needed_only(products.backward(

@@ -126,8 +126,8 @@ def cast_step(mlp: nn.Module, x: torch.Tensor, retain: bool = False) -> None:
     y.float().square().sum().backward(retain_graph=retain)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_autocast_takes_copies_and_gradients_from_the_pool(recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", [None, False, True])
+def test_autocast_takes_copies_and_gradients_from_the_pool(recompute: bool | None) -> None:
     """16-bit copies while the graph lives; then the gradients, in the parameters' type."""
     mlp = tw.FusedMLP(SIZES, recompute=recompute).train()
     x = torch.randn(4, SIZES[0])

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.support.helpers import ISAS, group, tensors_for
+from tests.support.helpers import ISAS, group, run_python, tensors_for
 from tests.support.mlps import by_hand
 from tests.support.training_steps import (
     KEEPING,
@@ -270,3 +271,47 @@ def test_anomaly_mode_says_where_the_nan_was_made(keep: str) -> None:
         said = pytest.warns(UserWarning, match="Traceback of forward call")
         with said, pytest.raises(RuntimeError, match="returned nan values"):
             y.backward(torch.full_like(y, torch.nan))
+
+
+def test_nodes_have_names() -> None:
+    x = torch.randn(3, 7, requires_grad=True)
+    weights = [torch.randn(7, 7), torch.randn(7, 7)]
+    y = torch.ops.torchweld.chain(x, weights, "gelu;identity")
+    assert y.grad_fn is not None
+    assert y.grad_fn.name() == "ChainBackward"
+    for y in group(x, weights, "gelu;identity"):
+        assert y.grad_fn is not None
+        assert y.grad_fn.name() == "GroupBackward"
+
+
+def test_a_long_chain_of_blocks_is_freed_without_a_backward() -> None:
+    """Freeing one node frees the next: 100,000 of them must not take a stack frame each."""
+    printed = run_python("""
+import torch
+import torchweld
+weight = torch.eye(2, requires_grad=True)
+y = torch.ones(1, 2)
+for _ in range(100_000):
+    y = torch.ops.torchweld.chain(y, [weight], "identity")
+del y
+print("freed")
+""")
+    assert printed == "freed\n"
+
+
+@keeping
+def test_two_threads_go_back_through_one_graph(keep: str) -> None:
+    mlp = mlp_of(keep)
+    x = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *mlp.parameters()]
+    hidden = mlp(x)
+    losses = [hidden.square().sum(), hidden.sum()]
+    expected = [torch.autograd.grad(loss, inputs, retain_graph=True) for loss in losses]
+
+    def back(loss: Tensor) -> list[tuple[Tensor, ...]]:
+        return [torch.autograd.grad(loss, inputs, retain_graph=True) for _ in range(200)]
+
+    with ThreadPoolExecutor(2) as both:
+        for found, wanted in zip(both.map(back, losses), expected, strict=True):
+            for gradients in found:
+                same_bits(gradients, wanted)

@@ -13,7 +13,8 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-# Two ranks, each with half of the rows; their gradients are those of all rows in one process.
+# Two ranks, each with half of the rows; their gradients are those of all rows in one process. The
+# last block's are large enough for the pool.
 RANKS = """
 import copy, sys, torch, torch.distributed as dist, torchweld as tw
 from torch import nn
@@ -42,16 +43,18 @@ def work(rank, file, kind, recompute):
     model = nn.Sequential(
         nn.Linear(7, 16),
         tw.FusedMLP((16, 33, 16), recompute=recompute),
-        tw.FusedMLP((16, 40, 5), "silu", gated=True, recompute=recompute),
+        tw.FusedMLP((16, 40, 512), "silu", gated=True, recompute=recompute),
+        tw.FusedMLP((512, 1024, 512), recompute=recompute),
     )
     x = torch.randn(8, 7)
     expected = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    assert tw.gradient_memory().in_use == 2 * 512 * 1024 * 4
     wrapped = WRAPPED[kind](copy.deepcopy(model))
     before = backwards()
     for step in range(2):
         wrapped.zero_grad(set_to_none=step == 0)
         wrapped(x[rank::2]).square().mean().backward()
-    assert backwards() == before + 4
+    assert backwards() == before + 6
     for parameter, wanted in zip(wrapped.parameters(), expected):
         grad = parameter.grad
         torch.testing.assert_close(grad.full_tensor() if kind == "fsdp" else grad, wanted)

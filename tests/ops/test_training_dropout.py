@@ -6,7 +6,7 @@ On the CPU the mask is that of `F.dropout`, bit for bit, and the generator ends 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -275,13 +275,6 @@ def test_vmap_drops_as_it_is_told(randomness: str) -> None:
 
 
 # ---- torch.compile ----
-
-
-@pytest.fixture
-def own_compilations() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def check_compiled(compile_it: Callable[[nn.Module], Any], mlp: tw.FusedMLP) -> None:

@@ -6,7 +6,7 @@ Each loop is run beside the same loop on the children, and ends where that ends.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -191,13 +191,6 @@ def test_training_and_evaluation_in_turn(keep: str) -> None:
 # ---- torch.compile ----
 
 
-@pytest.fixture
-def own_compilations() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def recording() -> tuple[Callable[..., Any], list[list[str]]]:
     """A backend that runs graphs as they are, and the ops of each: forward's, then backward's."""
     graphs: list[list[str]] = []
@@ -273,8 +266,12 @@ def test_a_compiled_step_with_its_optimizer(keep: str) -> None:
             optimizer.step()
             return loss.detach()
 
-        stepping = torch.compile(step, backend="aot_eager") if run is module else step
-        ended.append([stepping(torch.randn(9, 13)) for _ in range(3)])
+        if run is module:
+            stepping = torch.compile(step, backend="aot_eager")
+            with backward_runs(calls=3):
+                ended.append([stepping(torch.randn(9, 13)) for _ in range(3)])
+        else:
+            ended.append([step(torch.randn(9, 13)) for _ in range(3)])
     all_close(*ended)
 
 
