@@ -11,7 +11,7 @@
 //   chain_way     chain_training in one of a GPU's ways, <way>_saving and <way>_backward: the
 //                 kernels of src/torchweld/ops/gpu and csrc/cuda.
 //   chain_kept    chain, for graphs: on CPU it may read the packed copy of that number, and keeps
-//                 it fresh.
+//                 it fresh. Elsewhere it is chain.
 //
 // argument_checks.h refuses, kernel_layers.h and packed_weights.h find the weights, autograd.cpp
 // has gradients and autocast.
@@ -26,6 +26,7 @@
 #include "packed_copies.h"
 #include "packed_weights.h"
 #include "torch_ops.h"
+#include "training_ops.h"
 
 namespace torchweld {
 
@@ -104,9 +105,12 @@ Tensor chain_kept_cpu(const Tensor& x, TensorList params, std::string_view text,
   for (const Tensor& p : params) borrowed.push_back(&p);
   return run_chain(x, packed_layers(x, copy->get(borrowed, text), text, false));
 }
+// There are no copies there: what the device does for chain.
 Tensor chain_kept_elsewhere(const Tensor& x, TensorList params, std::string_view text,
                             const Tensor&) {
-  return composed_chain(x, params, text);
+  static const auto op =
+      op_handle<Tensor(const Tensor&, TensorList, std::string_view)>("torchweld::chain");
+  return op.call(x, params, text);
 }
 
 Tensor chain_training_batched(const Tensor& x, TensorList params, std::string_view text,

@@ -222,6 +222,25 @@ def test_wrong_calls_with_a_number_are_refused_as_without() -> None:
                     kept_chain(x, tensors, GELU, pack.number)
 
 
+def test_a_kept_chain_on_another_device_is_what_chain_is_there() -> None:
+    """Sparse tensors stand in for a device whose `chain` is registered from outside."""
+    called: list[str] = []
+
+    def chain_there(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+        called.append(spec)
+        return torch.zeros(2, 5)
+
+    library = torch.library.Library("torchweld", "IMPL")
+    library.impl("chain", chain_there, "SparseCPU")
+    try:
+        with kernel_runs(calls=0):
+            y = kept_chain(X.to_sparse(), [W1, B1, W2, B2], GELU, ops.compiled.Pack().number)
+    finally:
+        library._destroy()
+    assert called == [GELU]
+    assert torch.equal(y, torch.zeros(2, 5))
+
+
 def test_threads_share_a_kept_copy() -> None:
     pack, tensors = ops.compiled.Pack(), [W1.clone(), B1, W2, B2]
     other = ops.compiled.Pack()

@@ -224,6 +224,24 @@ def test_compile_computes_the_same(shape: dict[str, Any], training: bool) -> Non
     assert not any("linear" in target for target in targets)
 
 
+@pytest.mark.parametrize(("device", "op"), [("cpu", "chain_kept"), ("meta", "chain")])
+def test_only_graphs_for_the_cpu_have_the_number_of_a_copy(device: str, op: str) -> None:
+    """Other devices have no copies. There it would be an input on the CPU, for nothing."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def take(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    mlp = tw.FusedMLP((31, 64, 16), device=device).eval()
+    with torch.no_grad():
+        y = torch.compile(mlp, fullgraph=True, backend=take)(X.to(device))
+    assert y.shape == (5, 16)
+    (graph,) = graphs
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert called == [f"torchweld.{op}"]
+
+
 def test_compile_in_inference() -> None:
     mlp = tw.FusedMLP((31, 64, 16)).eval()
     run, counter = compiled(mlp)

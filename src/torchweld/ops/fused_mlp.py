@@ -264,7 +264,9 @@ class FusedMLP(nn.Module):
 
     def _chain(self, x: Tensor, tensors: list[Tensor], spec: str) -> Tensor:
         ops = torch.ops.torchweld
-        if self._kept is None or self.training or not compiling_for_here() or self._computes():
+        # Copies are of the CPU alone; elsewhere their number would only be in the way.
+        packs = isinstance(x, Tensor) and x.device.type == "cpu" and not self.training
+        if self._kept is None or not packs or not compiling_for_here() or self._computes():
             return ops.chain(x, tensors, spec)  # type: ignore[no-any-return]
         return ops.chain_kept(x, tensors, spec, self._kept)  # type: ignore[no-any-return]
 

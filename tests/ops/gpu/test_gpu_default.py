@@ -16,6 +16,7 @@ from tests.support.helpers import all_within, random_tensors
 from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
+from torchweld.machine import gpu_identity
 from torchweld.numerics.numerical_rule import check_block
 from torchweld.ops.gpu import gpu_support, gpu_ways, kernel_tiles, triton_launches
 from torchweld.ops.gpu.gpu_launches import forget, launched
@@ -153,11 +154,11 @@ def test_rocms_triton_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return there[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    gpu_support.triton_version.cache_clear()
+    gpu_identity.triton_version.cache_clear()
     try:
-        assert gpu_support.triton_version() == "3.7.1"
+        assert gpu_identity.triton_version() == "3.7.1"
         there.clear()
-        gpu_support.triton_version.cache_clear()
-        assert gpu_support.triton_version() == triton.__version__
+        gpu_identity.triton_version.cache_clear()
+        assert gpu_identity.triton_version() == triton.__version__
     finally:
-        gpu_support.triton_version.cache_clear()
+        gpu_identity.triton_version.cache_clear()
