@@ -1,6 +1,6 @@
 """Which values cannot change, and which code is known to be pure.
 
-A fact about such a value would say nothing, so `dependencies.py` notes none. Everything else is
+A fact about such a value would say nothing, so `reached_objects.py` notes none. Everything else is
 compared at every call, or cannot be welded.
 """
 
