@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.helpers import ISAS, group, group_tensors, last_run, random_tensors
+from tests.support.helpers import (
+    ISAS,
+    group,
+    group_tensors,
+    last_run,
+    left_to_torch,
+    random_tensors,
+)
+from tests.support.inside_ops import InsideOps
 from tests.support.mlps import by_hand
 from tests.support.training_steps import (
     KEEPING,
@@ -66,6 +76,45 @@ def test_every_combination_of_frozen_tensors(spec: str, keep: str) -> None:
         with backward_runs():
             y.backward(g)
         assert last_run()["products"] == products_needed(forms, needed), needed
+        for t, need, expected in zip(inputs, needed, full, strict=True):
+            assert (t.grad is not None) == need
+            assert t.grad is None or torch.equal(t.grad, expected), needed
+
+
+class Products(InsideOps):
+    """Counts torch's own products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        self.count += func.name().split(".")[0] in ("aten::mm", "aten::addmm", "aten::linear")
+        return result
+
+
+@pytest.mark.parametrize("spec", [GELU, "silu/separate/b;identity/b", "silu/first/b;gelu/t"])
+def test_every_combination_of_frozen_tensors_where_torch_multiplies(spec: str) -> None:
+    """Of big bfloat16 calls, on CPUs that have products for them."""
+    forms = parse_spec(spec)
+    tensors = random_tensors((256, 512, 256), forms, torch.bfloat16)
+    everything = [torch.randn(64, 256).bfloat16(), *tensors]
+    if not left_to_torch(everything[0], tensors):
+        pytest.skip("our own kernels multiply bfloat16 here")
+    g = torch.randn(64, 256).bfloat16()
+    inputs = ask(everything, [True] * len(everything))
+    full = torch.autograd.grad(chain_training(inputs[0], inputs[1:], spec, False), inputs, g)
+    plain = [dataclasses.replace(f, gate="none") if f.gate == "first" else f for f in forms]
+    for needed in itertools.product((False, True), repeat=len(everything)):
+        if not any(needed):
+            continue
+        inputs = ask(everything, needed)
+        y = chain_training(inputs[0], inputs[1:], spec, False)
+        with Products() as products, backward_runs(composed=True):
+            y.backward(g)
+        assert "torchweld::chain_backward" in products.ours
+        # A weight that gate and up share is one product.
+        assert products.count == products_needed(plain, needed), needed
         for t, need, expected in zip(inputs, needed, full, strict=True):
             assert (t.grad is not None) == need
             assert t.grad is None or torch.equal(t.grad, expected), needed
