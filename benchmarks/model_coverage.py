@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchweld as tw
-from torchweld.numerics.model_check import floating
+from torchweld.numerics.model_results import floating
 from torchweld.welds.swapping import swap
 
 SECONDS = 150
@@ -247,7 +247,8 @@ def judged(
 ) -> list[str]:
     """What is wrong with the outputs, by the rule for whole models."""
     from torchweld.core.model_inputs import as_workloads
-    from torchweld.numerics.model_check import compare_results, depth_of, truth_of
+    from torchweld.numerics.model_check import compare_results, depth_of
+    from torchweld.numerics.model_truth import truth_of
 
     truth = truth_of(model, as_workloads(inputs)[0], False)
     got = {f"output {i}": t for i, t in enumerate(welded)}
@@ -260,7 +261,9 @@ def train(model: nn.Module, inputs: Any) -> list[str]:
     """Gradients welded and not, dropout off: what is wrong with them."""
     from torchweld.core.model_inputs import as_workloads
     from torchweld.core.model_state import put_back
-    from torchweld.numerics.model_check import compare_results, depth_of, results, truth_of
+    from torchweld.numerics.model_check import compare_results, depth_of
+    from torchweld.numerics.model_results import results
+    from torchweld.numerics.model_truth import truth_of
 
     workload = as_workloads(inputs)[0]
     for module in model.modules():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import torchweld as tw
 from torchweld.models import MODELS
-from torchweld.numerics import model_check
+from torchweld.numerics import model_truth
 from torchweld.numerics.model_check import EAGER, EXACT
 
 
@@ -148,11 +148,11 @@ def test_several_inputs_are_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_jitter_is_one_unit_in_the_last_place_up_or_down(dtype: torch.dtype) -> None:
-    ones = torch.ones(3, model_check._PIECE // 2, dtype=dtype).t()
-    found = model_check._jittered(ones, run=0)
+    ones = torch.ones(3, model_truth._PIECE // 2, dtype=dtype).t()
+    found = model_truth._jittered(ones, run=0)
     assert found.shape == ones.shape
     eps = torch.finfo(dtype).eps
     assert set((found - 1).unique().tolist()) == {eps, -eps}
     assert 0.4 < float((found > 1).double().mean()) < 0.6
-    assert not torch.equal(found, model_check._jittered(ones, run=1))
+    assert not torch.equal(found, model_truth._jittered(ones, run=1))
     assert bool((ones == 1).all())

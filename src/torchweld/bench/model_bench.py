@@ -18,7 +18,8 @@ from torchweld.bench.whole_model_check import output_check
 from torchweld.bench.workers.worker_process import WorkerError
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.numerics.model_check import ModelTruth, compare_results
+from torchweld.numerics.model_check import compare_results
+from torchweld.numerics.model_truth import ModelTruth
 
 # A foreign runtime whose error exceeds eager's by more than this factor computes something else.
 MOST_ERROR = 20.0

@@ -20,7 +20,9 @@ from torchweld.bench.runtimes.torchweld_runtimes import PlannedRuntime
 from torchweld.bench.whole_model_check import output_check
 from torchweld.core.model_state import put_back
 from torchweld.core.muted_warnings import untold
-from torchweld.numerics.model_check import compare_results, depth_of, results, truth_of
+from torchweld.numerics.model_check import compare_results, depth_of
+from torchweld.numerics.model_results import results
+from torchweld.numerics.model_truth import truth_of
 from torchweld.numerics.repeat_check import check_repeatable
 
 

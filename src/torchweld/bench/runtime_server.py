@@ -28,7 +28,7 @@ from torchweld.bench.training_step import TrainingStep
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.machine.hardware import hardware
-from torchweld.numerics.model_check import floating
+from torchweld.numerics.model_results import floating
 from torchweld.profiles.dispatch_counts import count
 from torchweld.timing import CallableSide, core_waiting
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchweld.bench.training_step import TrainingStep
-from torchweld.numerics.model_check import floating
+from torchweld.numerics.model_results import floating
 
 # A step of the optimizer takes as long as any, and the weights stay: all steps do the same work.
 LEARNING_RATE = 0.0

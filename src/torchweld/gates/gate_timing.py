@@ -21,7 +21,7 @@ from torchweld.core.number_text import duration
 from torchweld.gates.gate_advice import clock_remedies
 from torchweld.gates.gate_outcome import GateVerdict, TimeVerdict
 from torchweld.gates.gated_model import Clock, Subject
-from torchweld.numerics.model_check import step_of
+from torchweld.numerics.model_results import step_of
 from torchweld.timing import CallableSide, Comparison, Side, compare
 from torchweld.welds.swapping.module_faces import Face
 

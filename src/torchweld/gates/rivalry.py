@@ -26,7 +26,7 @@ from torchweld.gates.gate_advice import COUNTERS_ALONE
 from torchweld.gates.gate_run import Rival
 from torchweld.gates.gate_timing import Measure, compare_sides
 from torchweld.gates.gated_model import Clock, Subject
-from torchweld.numerics.model_check import step_of
+from torchweld.numerics.model_results import step_of
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import fit_plan
 from torchweld.timing import Comparison

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchweld.core.errors import TorchweldError
 from torchweld.core.model_inputs import Workload
 from torchweld.core.model_state import put_back
-from torchweld.numerics.model_check import results
+from torchweld.numerics.model_results import results
 
 # Sums that threads add up in another order differ in the last places, not by this share.
 TOLERATED = 1e-3

@@ -11,7 +11,7 @@ from torch import nn
 from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.machine.device_waiting import wait_for_gpu
-from torchweld.numerics.model_check import step_of
+from torchweld.numerics.model_results import step_of
 from torchweld.plans.plan import UNASKED
 from torchweld.plans.plan_options import PlanOptions
 from torchweld.timing.timing_verdicts import FEW_ROUNDS

@@ -21,15 +21,9 @@ from torchweld.core.model_inputs import Workload
 from torchweld.core.not_measured import NotMeasured
 from torchweld.findings import welding_bound
 from torchweld.machine import measured_peaks
-from torchweld.numerics.model_check import (
-    Check,
-    TensorCheck,
-    compare_results,
-    depth_of,
-    results,
-    step_of,
-    truth_of,
-)
+from torchweld.numerics.model_check import Check, TensorCheck, compare_results, depth_of
+from torchweld.numerics.model_results import results, step_of
+from torchweld.numerics.model_truth import truth_of
 from torchweld.plans.choice_timing import FaceSide
 from torchweld.plans.choice_verifying import brief
 from torchweld.plans.kernel_choice import TunedBlocks

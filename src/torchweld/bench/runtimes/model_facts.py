@@ -12,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchweld.core.model_inputs import Workload, tensors_in
 from torchweld.core.not_measured import NotMeasured
-from torchweld.numerics.model_check import backward, depth_of, floating, results, truth_of
+from torchweld.numerics.model_check import depth_of
+from torchweld.numerics.model_results import backward, floating, results
+from torchweld.numerics.model_truth import truth_of
 from torchweld.profiles.accounting.time_account import account
 from torchweld.profiles.recording.live_profile import profile
 

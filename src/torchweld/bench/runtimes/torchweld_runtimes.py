@@ -22,7 +22,7 @@ from torchweld.core.errors import TorchweldError
 from torchweld.core.muted_warnings import untold
 from torchweld.core.not_measured import NotMeasured
 from torchweld.core.records import to_plain
-from torchweld.numerics.model_check import step_of
+from torchweld.numerics.model_results import step_of
 from torchweld.ops.backends import backend_named, reference_backend
 from torchweld.ops.backends.backend import CountsKernels, mode_of
 from torchweld.ops.fused_mlp import FusedMLP
