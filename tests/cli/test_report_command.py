@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ import torchweld as tw
 from torchweld.cli import profile_command, report_command
 from torchweld.cli.main import run
 from torchweld.history import History
+from torchweld.pages.page_building import page_of
+from torchweld.pages.page_html import html_of
 from torchweld.pages.page_reading import read_page
 from torchweld.pages.page_records import Page
 from torchweld.pages.page_sections import sections_of
@@ -124,8 +127,39 @@ def test_a_plan_a_bench_and_a_history_add_their_sections(files: Path, say: Say) 
     assert say("report", "before.json", *more)[0] == 0
     page = read_page(files / "report.html")
     assert {"flame", "welded", "bench", "history", "numerics", "samples"} <= set(sections_of(page))
-    assert page.verdict.startswith("Net: one step takes")
+    assert page.verdict.startswith("Sequential: welded 1 of 1 MLPs")
+    assert page.notes[0].startswith("Net: one step takes")
+    assert page.notes[1] == read_verdict(files, say, "bench.json")
     assert page.sides[0].modules[0].fate == "welded"  # the plan welds the model itself
+
+
+def read_verdict(files: Path, say: Say, run_file: str) -> str:
+    code, out, _ = say("report", run_file, "--json")
+    assert code == 0
+    return Page.from_json(out).verdict
+
+
+def test_a_plan_has_the_verdict_on_what_was_before_and_after(files: Path, say: Say) -> None:
+    both, plan = ("before.json", "after.json.gz"), read_verdict(files, say, "plan.json")
+    assert say("report", *both, "--plan", "plan.json")[0] == 0
+    page = read_page(files / "report.html")
+    assert page.verdict == plan
+    assert page.notes[0].startswith("Net: a step took")
+    assert say("report", "before.json", "plan.json", "--force")[0] == 0
+    page = read_page(files / "report.html")
+    assert page.verdict == plan
+    assert page.notes[0].startswith("Net: one step takes")
+
+
+def test_a_page_of_several_is_not_repeated_by_the_command_of_one(files: Path, say: Say) -> None:
+    page = replace(page_of([blocks()]), command="torchweld profile gpt --report before.html")
+    (files / "before.html").write_text(html_of(page))
+    assert say("report", "before.html", "--title", "gpt", "--out", "a.html")[0] == 0
+    assert read_page(files / "a.html").command == page.command
+    for more in (["after.json.gz"], ["--plan", "plan.json"], ["--bench", "bench.json"]):
+        assert say("report", "before.html", *more, "--out", "b.html", "--force")[0] == 0
+        command = f"torchweld report before.html {' '.join(more)} --out b.html --force"
+        assert read_page(files / "b.html").command == command
 
 
 def test_kept_runs_are_found_by_name_and_by_number(files: Path, say: Say) -> None:

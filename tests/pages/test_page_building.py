@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.support.bench_samples import bench, case, cell, comparison
 from tests.support.block_profiles import blocks, fused_blocks
+from tests.support.watched_pages import TRACE_FOLDER
 
+from torchweld.cli.recorded_files import load_recorded
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
 from torchweld.pages.page_building import joined_pages, page_of
@@ -52,6 +54,23 @@ def test_times_that_cannot_be_compared_are_not() -> None:
     unmeasured = replace(other, step_us=NotMeasured("too busy"))
     page = page_of([blocks(), unmeasured])
     assert page.not_comparable == ("after was not measured: too busy",)
+
+
+def test_times_of_two_devices_are_not_compared_however_the_pages_came() -> None:
+    profile = load_recorded(TRACE_FOLDER / "a100_alexnet_inference.json.gz")
+    assert profile.device is not None
+    other = replace(profile, device=replace(profile.device, name="NVIDIA H100 80GB HBM3"))
+    one, two, same = (page_of([taken]) for taken in (profile, other, profile))
+    earlier = [
+        replace(page, sides=(replace(page.sides[0], device=None),)) for page in (one, two, same)
+    ]
+    for pages in ((one, two), tuple(earlier[:2]), (one, earlier[1])):
+        found = joined_pages(pages).not_comparable
+        assert any("H100" in reason and "A100" in reason for reason in found), found
+    assert not any("A100" in reason for reason in page_of([profile, profile]).not_comparable)
+    for pages in ((one, same), (earlier[0], earlier[2])):
+        assert not any("A100" in reason for reason in joined_pages(pages).not_comparable)
+    assert page_of([profile, other]).not_comparable == joined_pages((one, two)).not_comparable
 
 
 def test_two_models_are_both_named() -> None:

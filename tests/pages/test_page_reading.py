@@ -14,6 +14,7 @@ from torchweld.pages.page_building import page_of
 from torchweld.pages.page_html import html_of
 from torchweld.pages.page_reading import read_page
 from torchweld.pages.page_records import Page
+from torchweld.pages.page_sections import SECTIONS, sections_of
 
 EVIL = "</script><script>alert(1)</script><!-- <b>&amp;\u2028 \x00 “ü” '\""
 
@@ -26,6 +27,21 @@ def test_a_page_reads_back_from_html_and_from_json(tmp_path: Path) -> None:
     assert read_page(tmp_path / "a.json.gz") == page
     (tmp_path / "b.html.gz").write_bytes(gzip.compress(html_of(page).encode()))
     assert read_page(str(tmp_path / "b.html.gz")) == page
+
+
+def test_a_page_of_version_1_is_read() -> None:
+    page = read_page(Path(__file__).parents[1] / "data" / "report_1.html")
+    assert page.title == "a page of version 1"
+    assert [side.name for side in page.sides] == ["before", "after"]
+    assert not page.redacted
+    wanted = set(SECTIONS) - {"timeline", "device", "memory"}
+    assert wanted <= set(sections_of(page))
+    assert read_again(page) == page
+
+
+def read_again(page: Page) -> Page:
+    found: Page = Page.from_json(page.to_json())
+    return found
 
 
 def html(data: str, more: str = "") -> str:
@@ -43,6 +59,8 @@ def html(data: str, more: str = "") -> str:
         (html("{"), "it is not JSON"),
         (html("[]"), "is not a report that torchweld saved"),
         (html('{"torchweld_report": 99, "title": "", "verdict": ""}'), "report format 99; this"),
+        (html('{"torchweld_report": 3, "new": {"a": [1]}, "title": {}}'), "report format 3; this"),
+        (html('{"torchweld_report": "3.1", "new": 1}'), "report format unknown; this"),
         (html('{"torchweld_report": 1, "title": 3, "verdict": ""}'), r"report.title is 3"),
         ('{"torchweld_report": 1}', "lacks title, verdict"),
         ("", "it is not JSON"),

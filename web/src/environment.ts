@@ -4,6 +4,9 @@ import { html, type Child } from "./dom";
 import type { Page } from "./page_data";
 import { copyButton, type Section } from "./plot";
 
+/** A command that shows what was measured before; it measures nothing. */
+const SHOWS = /^torchweld (?:report\b|bench\b.* --show\b|profile \S+\.json(?:\.gz)?\b)/;
+
 export function environmentSection(page: Page): Section | null {
   const entries = page.environment ?? [];
   const command = page.command ?? "";
@@ -11,7 +14,7 @@ export function environmentSection(page: Page): Section | null {
   const content: Child[] = [];
   if (command !== "") {
     content.push(
-      html("h3", {}, "To repeat it"),
+      html("h3", {}, SHOWS.test(command) ? "To make this page again" : "To repeat it"),
       html(
         "div",
         { class: "command" },

@@ -2,7 +2,7 @@
 
 import { button, drawnToFit, freshId, html, svg } from "./dom";
 import { search, type Frames, type Matches } from "./flame_frames";
-import { count, duration, share } from "./number_text";
+import { brief, count, duration, share } from "./number_text";
 import { hideTooltip, showTooltip } from "./tooltip";
 import { hatching } from "./hatching";
 
@@ -142,7 +142,7 @@ export class FlameView {
       class: `frame ${frames.classOf(i)}${style}`,
       role: "treeitem",
       "aria-level": frames.depth[i] + 1,
-      "aria-label": frames.linesOf(i).slice(0, 2).join(", "),
+      "aria-label": frames.linesOf(i).slice(0, 2).map(brief).join(", "),
       "aria-selected": String(i === this.cursor),
       tabindex: i === this.cursor ? 0 : -1,
       "data-frame": i,
@@ -172,7 +172,7 @@ export class FlameView {
     this.crumbs.hidden = path.length < 2;
     this.crumbs.replaceChildren(
       ...path.map((frame, i) => {
-        const name = this.frames.nameOf(frame);
+        const name = brief(this.frames.nameOf(frame));
         const last = i === path.length - 1;
         const inside = last
           ? html("span", { "aria-current": "true" }, name)
@@ -196,6 +196,7 @@ export class FlameView {
     this.said.textContent = this.frames
       .linesOf(frame)
       .filter((line) => line !== "")
+      .map(brief)
       .join(" · ");
   }
 

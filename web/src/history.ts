@@ -12,6 +12,8 @@ import { withTooltips } from "./tooltip";
 
 /** The verdict of a baseline, as history_view.py says it. */
 const ACCEPTED = "accepted";
+/** That of a gate which could not tell, as gate_text.py says it. */
+const UNMEASURED = "not measured";
 
 export function historySection(page: Page): Section | null {
   const plots = (page.history ?? []).filter((plot) => plot.points.length > 0);
@@ -133,6 +135,10 @@ function mark(
   const speed = finite(point.speedup);
   if (speed === null) {
     group.append(svg("circle", { cx: x, cy: bottom, r: 4.5, class: "unmeasured" }));
+    return group;
+  }
+  if (point.verdict === UNMEASURED) {
+    group.append(svg("circle", { cx: x, cy: y(speed), r: 4.5, class: "unmeasured" }));
     return group;
   }
   const limits = ends(point.interval);

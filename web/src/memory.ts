@@ -10,7 +10,7 @@ import { textWidth } from "./flame_view";
 import { LabelRoom, textBox } from "./label_room";
 import { bytes, capital, counted, count, duration } from "./number_text";
 import type { MemoryView, Page } from "./page_data";
-import { figureOf, scrollingTable, type Section, type Table } from "./plot";
+import { figureOf, titledTable, type Section, type Table } from "./plot";
 
 /** As wide as letters of this size: names are bold. */
 const BOLD = 14;
@@ -33,7 +33,7 @@ export function memorySection(page: Page): Section | null {
   const drawn = courses.filter((course) => course.memory.at_us.length > 1);
   if (drawn.length > 0) content.push(coursePlot(drawn));
   for (const course of courses) {
-    if (course.memory.at_peak.length > 0) content.push(...aliveTable(course));
+    if (course.memory.at_peak.length > 0) content.push(aliveTable(course));
   }
   return { id: "memory", title: "Memory", short: "Memory", content };
 }
@@ -147,7 +147,7 @@ function peakMark(course: Course, x: Place, y: Place, room: LabelRoom): Element[
   return [mark, svg("text", { x: spot.left, y: spot.base, class: "strong haloed" }, text)];
 }
 
-function aliveTable(course: Course): Child[] {
+function aliveTable(course: Course): HTMLElement {
   const title = `Alive at the peak${course.name ? `, ${course.name}` : ""}`;
   const table: Table = {
     columns: [
@@ -165,5 +165,5 @@ function aliveTable(course: Course): Child[] {
       one.bytes,
     ]),
   };
-  return [html("h3", {}, title), scrollingTable(title, table)];
+  return titledTable(`memory-alive${course.before ? "-before" : ""}`, title, table);
 }

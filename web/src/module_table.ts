@@ -6,7 +6,7 @@ import { fateClass, FATES, splitOf, sum, whyOf, type TreeNode } from "./module_t
 import { bytes, change, count, duration, flops, measured, reason, share } from "./number_text";
 import { isMissing, type ModuleRow, type NotMeasured } from "./page_data";
 import { onPaper } from "./paper";
-import { copyButton } from "./plot";
+import { copyButton, tsv } from "./plot";
 
 /** So many rows are unfolded at first, if whole levels fit. */
 const FIRST_ROWS = 24;
@@ -332,7 +332,7 @@ export class ModuleTable {
       "path kind calls time_us forward_us backward_us launches flops moved_bytes " +
       "round_trip_bytes roofline_us bound fate why";
     const before = this.compared ? ["before_us"] : [];
-    const lines = [[...names.split(" "), ...before].join("\t")];
+    const lines = [[...names.split(" "), ...before]];
     for (const node of this.all()) {
       if (node.rows.length !== 1) continue;
       const [row] = node.rows;
@@ -340,10 +340,9 @@ export class ModuleTable {
       const more = [row.launches, row.flops, row.moved_bytes, row.round_trip_bytes];
       const last = [row.roofline_us, row.bound, row.fate ?? "", row.why ?? ""];
       const old = this.compared ? [node.before[0]?.time_us ?? ""] : [];
-      const all = [...cells, ...more, ...last, ...old];
-      lines.push(all.map((cell) => plain(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t"));
+      lines.push([...cells, ...more, ...last, ...old].map(plain));
     }
-    return lines.join("\n") + "\n";
+    return tsv(lines);
   }
 }
 

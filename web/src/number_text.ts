@@ -123,6 +123,15 @@ export function clipped(text: string): string {
   );
 }
 
+const LONGEST_TEXT = 400;
+
+/** Of names together: with the middle of the whole left out too, as kernels' names have blanks. */
+export function brief(text: string): string {
+  const short = clipped(text);
+  const half = LONGEST_TEXT / 2 - 1;
+  return short.length <= LONGEST_TEXT ? short : `${short.slice(0, half)}…${short.slice(-half)}`;
+}
+
 /** Several remarks as one text: each begins with a capital and ends with a full stop. */
 export function sentences(remarks: string[]): string {
   const ended = remarks

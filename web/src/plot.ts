@@ -185,11 +185,23 @@ function copiedFigure(value: Figure): string {
   return isMissing(value) ? "not measured" : String(value);
 }
 
-/** Numbers in full, so that a spreadsheet can use them; no cell breaks out of its place. */
+/** Numbers in full, so that a spreadsheet can use them. */
 function tsvOf(table: Table): string {
-  const line = (cells: Cell[]) =>
-    cells.map((cell) => copiedOf(cell).replaceAll(/[\t\r\n]+/g, " ")).join("\t");
-  return [table.columns.map((column) => column.name), ...table.rows].map(line).join("\n") + "\n";
+  return tsv([
+    table.columns.map((column) => column.name),
+    ...table.rows.map((row) => row.map(copiedOf)),
+  ]);
+}
+
+const NUMBER = /^[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$/i;
+
+/** Lines of cells. No cell breaks out of its place, and a spreadsheet takes none for a formula. */
+export function tsv(lines: string[][]): string {
+  const safe = (cell: string) => {
+    const text = cell.replaceAll(/[\t\r\n]+/g, " ");
+    return /^\s*[=+\-@]/.test(text) && !NUMBER.test(text) ? `'${text}` : text;
+  };
+  return lines.map((cells) => cells.map(safe).join("\t")).join("\n") + "\n";
 }
 
 export function copyButton(text: string, content: () => string): HTMLElement {

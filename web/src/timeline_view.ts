@@ -3,7 +3,7 @@
 import { blank, bottomAxis } from "./axes";
 import { button, html, offstage, svg } from "./dom";
 import { fitted } from "./flame_view";
-import { duration } from "./number_text";
+import { brief, duration } from "./number_text";
 import type { ModuleRow, Timeline } from "./page_data";
 import { onPaper } from "./paper";
 import { firstAfter, spanAt, spanRows, type Span, type SpanRow } from "./timeline_rows";
@@ -273,7 +273,7 @@ export class TimelineView {
 
   private say(span: Span): void {
     const lines = this.lines(span).filter((line) => line !== "");
-    this.said.textContent = lines.join(" · ");
+    this.said.textContent = lines.map(brief).join(" · ");
   }
 
   private show(from: number, to: number): void {

@@ -1,6 +1,7 @@
 /** The one small box that says what is under the pointer. Escape hides it. */
 
 import { html } from "./dom";
+import { brief } from "./number_text";
 
 const GAP = 14;
 let box: HTMLElement | null = null;
@@ -23,7 +24,7 @@ export function showTooltip(x: number, y: number, lines: string[]): void {
   shown.replaceChildren(
     ...lines
       .filter((line) => line !== "")
-      .map((line, i) => html("div", { class: i === 0 && "what" }, line)),
+      .map((line, i) => html("div", { class: i === 0 && "what" }, brief(line))),
   );
   shown.hidden = false;
   const { width, height } = shown.getBoundingClientRect();

@@ -4,9 +4,16 @@ import { html, type Child } from "./dom";
 import { modelMap } from "./model_map";
 import { ModuleTable } from "./module_table";
 import { moduleTree } from "./module_tree";
-import { interval, ratio, reason } from "./number_text";
+import { reason } from "./number_text";
 import type { BlockRow, Page } from "./page_data";
-import { scrollingTable, type Section, type Table } from "./plot";
+import {
+  exactInterval,
+  exactRatio,
+  titledTable,
+  type Exact,
+  type Section,
+  type Table,
+} from "./plot";
 
 export function weldedSection(page: Page): Section | null {
   const sides = page.sides ?? [];
@@ -24,7 +31,7 @@ export function weldedSection(page: Page): Section | null {
       table.element,
     );
   }
-  if (blocks.length > 0) content.push(...blockTable(blocks));
+  if (blocks.length > 0) content.push(blockTable(blocks));
   return {
     id: "welded",
     title: welded ? "What was welded" : "Modules",
@@ -57,7 +64,11 @@ function unbroken(text: string): string {
     .join(", ");
 }
 
-function blockTable(blocks: BlockRow[]): Child[] {
+function withoutBreaks(cell: Exact): Exact {
+  return { ...cell, shown: unbroken(cell.shown) };
+}
+
+function blockTable(blocks: BlockRow[]): HTMLElement {
   const table: Table = {
     columns: ["block", "what", "outcome", "served by", "speed over eager", "interval", "why"].map(
       (name) => ({ name, brief: BRIEF.has(name) }),
@@ -67,10 +78,10 @@ function blockTable(blocks: BlockRow[]): Child[] {
       block.what,
       block.outcome,
       unbroken(block.serves),
-      ratio(block.speedup),
-      unbroken(interval(block.interval)),
+      exactRatio(block.speedup),
+      withoutBreaks(exactInterval(block.interval)),
       block.reason || reason(block.speedup),
     ]),
   };
-  return [html("h3", {}, "Blocks that were found"), scrollingTable("Blocks", table)];
+  return titledTable("blocks", "Blocks that were found", table);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,13 +92,18 @@ def report(
     check_targets({"--out": out}, force)
     planned = [plan_file_page(plan_file)] if plan_file is not None else []
     fates = fates_of(row for one in planned for row in one.blocks)
-    found = joined_pages([page_of_run(run, history_file, fates) for run in runs])
+    given = [page_of_run(run, history_file, fates) for run in runs]
+    found = joined_pages(given)
     benched = [bench_file_page(bench_file)] if bench_file is not None else []
     # A kept run has its history on the page anyway.
     wanted = history_file is not None and all(is_file(run) for run in runs)
     kept = [kept_history(history_file)] if wanted and history_file is not None else []
     page = joined_pages([found, *planned, *benched, *kept])
-    page = replace(page, title=title or page.title, command=page.command or typed_command())
+    page = _with_verdict(page, [*planned, *given], [found, *benched])
+    # What repeats one of several parts does not repeat the page.
+    alone = len(given) == 1 and page == found
+    command = page.command if alone and page.command else typed_command()
+    page = replace(page, title=title or page.title, command=command)
     if redact:
         page = redacted(page)
     try:
@@ -109,6 +115,16 @@ def report(
     if port is not None:
         _serve(page, port)
     return 0
+
+
+def _with_verdict(page: Page, parts: Sequence[Page], others: Sequence[Page]) -> Page:
+    """With the verdict of a plan, which rests on paired rounds; what else was said is a note."""
+    plans = [part for part in parts if part.blocks and not part.sides and part.verdict]
+    verdict = plans[0].verdict if plans else page.verdict
+    said = dict.fromkeys(one.verdict for one in (*plans, *others) if one.verdict)
+    said.pop(verdict, None)
+    notes = dict.fromkeys((*said, *page.notes))
+    return replace(page, verdict=verdict, notes=tuple(notes))
 
 
 def _port(given: str | None) -> int | None:

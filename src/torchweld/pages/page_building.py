@@ -105,9 +105,7 @@ def profile_page(profiles: Sequence[Profile], fates: Fates | None = None) -> Pag
             environment=of_about(one.about),
         )
     before, after = profiles
-    devices = [one.device.name if one.device is not None else "none" for one in profiles]
-    sides = side_of(before, BEFORE, fates=fates), side_of(after, AFTER, fates=fates)
-    return _compared(*sides, devices)
+    return _compared(side_of(before, BEFORE, fates=fates), side_of(after, AFTER, fates=fates))
 
 
 def plan_page(made: Plan | PlanWithRounds) -> Page:
@@ -211,8 +209,9 @@ def joined_pages(pages: Sequence[Page]) -> Page:
     )
 
 
-def _compared(before: PageSide, after: PageSide, devices: Sequence[str] = ("none", "none")) -> Page:
+def _compared(before: PageSide, after: PageSide) -> Page:
     abouts, steps_us = (before.about, after.about), (before.step_us, after.step_us)
+    devices = [_device_name(before), _device_name(after)]
     reasons = why_not_comparable(abouts, steps_us, devices, (BEFORE, AFTER))
     return Page(
         title=_of_both(before, after),
@@ -222,6 +221,14 @@ def _compared(before: PageSide, after: PageSide, devices: Sequence[str] = ("none
         not_comparable=reasons,
         environment=_merged(of_about(before.about), of_about(after.about)),
     )
+
+
+def _device_name(side: PageSide) -> str:
+    if side.device is not None:
+        return side.device.name
+    # Pages of earlier versions name the device in its flame alone.
+    flame = side.device_flame
+    return flame.names[flame.name[0]] if flame is not None and flame.name else "none"
 
 
 def _of_both(before: PageSide, after: PageSide) -> str:

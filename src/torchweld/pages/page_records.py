@@ -382,8 +382,10 @@ class Page(SavedRecord):
 
     FORMAT = RecordFormat(
         what="report",
-        version=1,
+        version=2,
         remedy="make the report again, or use the torchweld that wrote it",
+        # The first could not say that it was redacted.
+        upgrades={1: dict},
     )
 
     title: str

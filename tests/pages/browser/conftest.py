@@ -120,6 +120,7 @@ def gated_report() -> Page:
         replace(page.history[0].points[i], verdict=verdict)
         for i, verdict in enumerate((ACCEPTED, "passed", "failed"))
     ]
+    points.append(replace(points[-1], run=99, verdict="not measured"))
     return replace(page, history=(HistoryPlot(title="gpt", points=tuple(points)),))
 
 

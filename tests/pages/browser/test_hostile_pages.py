@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
+from tests.pages.browser.conftest import Reports
 from tests.support.hostile_pages import HOSTILE, LONG
 from tests.support.watched_pages import LAPTOP, PHONE, Opener, Report, Size, Watched, open_report
 
@@ -89,6 +91,52 @@ def test_a_copied_name_stays_in_its_cell(opened: Opener) -> None:
     button = page.one(".module-table").get_by_role("button", name="Copy as TSV")
     head, *rows = page.copied(button)
     assert {len(row) for row in rows} == {len(head)}
+
+
+def test_no_spreadsheet_takes_a_name_for_a_formula(
+    browser: Browser, tmp_path: Path, reports: Reports
+) -> None:
+    made = reports["made"].page
+    formulas = ("=cmd|'/c calc'!A1", "+1+2", "-2-3", "@SUM(A1)", " =1+1", "\t=1", "-1e5", "+.5")
+    rows = zip(made.errors, formulas, strict=False)
+    errors = tuple(replace(row, block=name, tensor=name) for row, name in rows)
+    side = made.sides[-1]
+    modules = [replace(row, kind=f"={row.kind}") for row in side.modules]
+    sides = (replace(side, name="", modules=tuple(modules)),)
+    path = tmp_path / "formulas.html"
+    path.write_text(html_of(replace(made, sides=sides, diff=None, errors=errors)))
+    watched = open_report(browser, Report(path, made))
+    tools = watched.one("#numerics-plot + .tools")
+    tools.locator("summary").click()
+    _, *copied = watched.copied(tools.get_by_role("button", name="Copy as TSV"))
+    shown = [name.replace("\t", " ") for name in formulas[: len(errors)]]
+    wanted = [name if name in ("-1e5", "+.5") else f"'{name}" for name in shown]
+    assert len(errors) > 3
+    assert [row[0] for row in copied] == wanted
+    button = watched.one(".module-table").get_by_role("button", name="Copy as TSV")
+    head, *found = watched.copied(button)
+    assert all(row[head.index("kind")].startswith("'=") for row in found)
+    watched.tab.context.close()
+
+
+def test_a_long_name_does_not_fill_tooltips_and_lines(opened: Opener) -> None:
+    page = opened("hostile model")
+    frames = page.one("#flame-now g[data-frame] rect")
+    longest = 0
+    for frame in frames.all()[:12]:
+        frame.hover(force=True)
+        page.settled()
+        for selector in (".tooltip", "#flame-now .flame-said", "#flame-now .crumbs"):
+            longest = max(longest, *map(len, page.texts(selector)), 0)
+    page.ask("document.querySelectorAll('#flame-now g[data-frame]').forEach((one) => one.focus())")
+    longest = max(longest, *map(len, page.texts("#flame-now .flame-said")))
+    labels = page.ask(
+        "[...document.querySelectorAll('#flame-now [aria-label]')].map((one) => one.ariaLabel)"
+    )
+    assert 0 < longest < 1500
+    assert max(map(len, labels)) < 1500
+    blanks = page.ask("document.body.textContent.length")
+    assert blanks > 10_000  # the names are there, in the tables
 
 
 def test_what_a_name_must_not_do_would_be_noticed(browser: Browser, tmp_path: Path) -> None:

@@ -232,6 +232,22 @@ def test_the_environment_and_the_command_are_there(name: str, opened: Opener) ->
     rows = page.ask(ROWS, "#environment table")
     assert rows == [[what, " ".join(value.split())] for what, value in page.page.environment]
     assert page.texts("#environment pre") == [" ".join(page.page.command.split())]
+    # Only a command that measures repeats what was measured.
+    shows = page.page.command.startswith("torchweld report")
+    wanted = "To make this page again" if shows else "To repeat it"
+    assert page.texts("#environment h3") == [wanted]
+    assert shows == (name == "a100_training_step")
+
+
+def test_every_table_can_be_copied(page: Watched) -> None:
+    missing = page.ask(
+        """[...document.querySelectorAll("main table")].filter((table) => {
+          if (table.matches(".environment, .heat, .printed table")) return false;
+          const holder = table.closest(".titled-table, .module-table, details.table");
+          return holder === null || !/Copy as TSV/.test(holder.textContent);
+        }).map((table) => table.closest("section").id)"""
+    )
+    assert missing == []
 
 
 def test_copied_figures_are_in_full(opened: Opener) -> None:
