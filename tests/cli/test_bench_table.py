@@ -14,8 +14,8 @@ from torchweld.bench import stage_timing
 from torchweld.bench.cell_bench import ATTEMPTS
 from torchweld.bench.speed_tables import ENVIRONMENT
 from torchweld.cli import bench_table
+from torchweld.cli.bench_asked import check_options
 from torchweld.cli.bench_command import bench as bench_verb
-from torchweld.cli.bench_command import check_options
 from torchweld.cli.bench_progress import Keeper
 from torchweld.machine import kernel_build
 from torchweld.plans.known_speeds import TABLES, KnownSpeed, SpeedTable, load_table

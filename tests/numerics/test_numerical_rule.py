@@ -13,7 +13,8 @@ from torch import Tensor
 from torchweld.core.activations import ACTIVATIONS
 from torchweld.core.blocks import LayerForm, parse_spec
 from torchweld.core.errors import BlockError
-from torchweld.numerics.numerical_rule import check_block, judge, scales_of
+from torchweld.numerics.numerical_rule import check_block, judge
+from torchweld.numerics.sum_scales import scales_of
 from torchweld.ops.backends import reference_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -160,6 +160,7 @@ def test_who_reads_single_backends_is_known() -> None:
         ("bench.runtimes.torch_runtimes", "compile_backend"),
         ("bench.runtimes.torchweld_runtimes", "reference_backend"),
         ("numerics.numerical_rule", "reference_backend"),
+        ("numerics.sum_scales", "reference_backend"),
         ("welds.swapping.safety_net", "reference_backend"),
     }
 

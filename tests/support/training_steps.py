@@ -14,7 +14,8 @@ from tests.support.helpers import all_within, last_run, left_to_torch, using_thr
 from torch import Tensor, nn
 
 from torchweld.core.blocks import LayerForm, parse_spec, split_tensors
-from torchweld.numerics.numerical_rule import Judgement, judge, scales_of
+from torchweld.numerics.numerical_rule import Judgement, judge
+from torchweld.numerics.sum_scales import scales_of
 from torchweld.ops.backends import reference_backend
 
 KEEPING: dict[str, bool] = {"save": False, "recompute": True}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchweld.bench.bench_cases import SEED, MlpShape
 from torchweld.bench.eager_block import tensors_of
-from torchweld.numerics.numerical_rule import Judgement, judge, scales_of
+from torchweld.numerics.numerical_rule import Judgement, judge
+from torchweld.numerics.sum_scales import scales_of
 from torchweld.ops.backends import reference_backend
 
 # If x has more rows, this many are judged, evenly spread, with the first and the last: the

@@ -22,7 +22,8 @@ from torchweld.bench.bench_results import (
 )
 from torchweld.bench.eager_block import BlockSource
 from torchweld.bench.training_step import TrainingStep
-from torchweld.numerics.numerical_rule import composed, judge, scales_of
+from torchweld.numerics.numerical_rule import composed, judge
+from torchweld.numerics.sum_scales import scales_of
 
 
 @dataclass(frozen=True, kw_only=True)

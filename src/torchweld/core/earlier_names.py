@@ -77,6 +77,7 @@ SPLIT = {
     "records": ("core.record_fields",),
     "swap": ("welds.swapping.decision_fitting",),
     "targets": ("models.typed_inputs",),
+    "verification": ("numerics.sum_scales",),
     "verifying": ("numerics.model_results", "numerics.model_truth"),
     "welding.telling": ("core.muted_warnings",),
 }

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from torchweld.core.blocks import LayerForm
 from torchweld.numerics.dropped_values import by_masks, drawn_masks
-from torchweld.numerics.numerical_rule import check_block, judge, scales_of
+from torchweld.numerics.numerical_rule import check_block, judge
+from torchweld.numerics.sum_scales import scales_of
 from torchweld.ops.backends import Runner, reference_backend
 
 
