@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 BUILD_INPUTS := $(CPP_SOURCES) $(wildcard csrc/kernels/*.inc src/torchweld/*.inc) setup.py pyproject.toml
 
-.PHONY: setup demo docs test gpu-test test-all test-isas test-clang test-triton test-cuda cross-tools browser coverage web lint format bench-peers bench-training \
+.PHONY: setup demo docs test gpu-test test-all test-isas test-clang test-triton test-cuda cross-tools browser coverage web web-tools lint format bench-peers bench-training \
   bench-models model-coverage clean
 
 # One line for each stage with its time; the whole output of one that fails.
@@ -173,6 +173,11 @@ lint: setup
 # it gives is committed; a test builds it again and compares.
 web: web/node_modules/.installed
 	cd web && npm run --silent build
+
+# So that the tests build the page again and compare. Who has no npm has not changed it.
+web-tools:
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules/.installed; \
+	  else echo "npm is not there: whether the page is what web/ gives is not tested"; fi
 
 web/node_modules/.installed: web/package.json web/package-lock.json
 	$(QUIETLY) "installing what builds the page" npm ci --prefix web

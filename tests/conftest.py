@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from tests.support.browser_skips import browser_skips
 from tests.support.gpu_device import on_real_gpu
 
 # Read when Triton is imported, by whatever imports it first: its kernels run in its interpreter, on
@@ -34,6 +35,13 @@ settings.register_profile(
     "explore", settings.get_profile("suite"), derandomize=False, max_examples=1200
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Here and not beside those tests: the process that sums up loads no conftest of theirs."""
+    said = browser_skips(terminalreporter.stats.get("skipped", []))
+    if said:
+        terminalreporter.write_line(said)
 
 
 @pytest.fixture(autouse=True)

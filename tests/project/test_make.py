@@ -115,3 +115,11 @@ def test_a_stage_that_fails_shows_pips_whole_output_and_is_tried_again(tmp_path:
     assert "a warning of pip\nno matching distribution" in done.stdout
     assert "faster" not in done.stdout
     assert make("demo", tmp_path).returncode == 0
+
+
+def test_what_builds_the_page_is_there_before_the_tests() -> None:
+    """Or the test that builds the page again and compares would be skipped."""
+    steps = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert steps.index("web-tools") < steps.index("test")
+    done = run("make", "-n", "--no-print-directory", "web-tools")
+    assert "web/node_modules/.installed" in done.stdout

@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.support.bench_samples import FakeCompare
 from tests.support.brief_profiling import make_brief, make_uncorrected
+from tests.support.browser_skips import NO_BROWSER
 from tests.support.hostile_pages import hostile_model, with_names
 from tests.support.made_pages import made_page, unmeasured_page
 from tests.support.small_models import small_model
@@ -47,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from chromium import REMEDY, chromium_path, opened_chromium
 from playwright.sync_api import Browser
 
-WHY_NOT = f"no Chromium is installed; {REMEDY}"
+WHY_NOT = f"{NO_BROWSER}; {REMEDY}"
 
 
 @pytest.fixture(scope="package")
@@ -196,10 +197,3 @@ def watching(browser: Browser, reports: Reports) -> Iterator[Opener]:
 def own(url: str, watched: Watched) -> bool:
     """A file that is saved is a blob of the page's own; an icon without content is in the page."""
     return url == watched.report.path.as_uri() or url.startswith(("blob:", "data:,"))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    count = sum(WHY_NOT in str(one.longrepr) for one in skipped)
-    if count:
-        terminalreporter.write_line(f"{count} tests in a browser did not run: {WHY_NOT}")
