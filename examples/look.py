@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,8 @@ def options(about: str) -> argparse.Namespace:
     chosen = parser.parse_args()
     if chosen.report is not None and chosen.report.exists():
         parser.error(f"{chosen.report} is there already; give another name")
+    if chosen.report is not None and not chosen.report.parent.is_dir():
+        parser.error(f"there is no folder {chosen.report.parent}")
     torch.manual_seed(0)
     return chosen
 
@@ -84,6 +87,7 @@ def at(profile: tw.Profile, chosen: argparse.Namespace, inside: bool = False) ->
 def page(profile: tw.Profile, chosen: argparse.Namespace) -> None:
     if chosen.report is not None:
         chosen.report.write_text(profile.to_html(), encoding="utf-8")
+        print(f"wrote {chosen.report.resolve()}", file=sys.stderr)
 
 
 def account(profile: tw.Profile) -> None:

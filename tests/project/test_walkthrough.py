@@ -56,11 +56,14 @@ def test_a_script_says_what_can_be_chosen() -> None:
 
 
 @pytest.mark.usefixtures("brief_profiles")
-def test_a_script_writes_a_page_and_replaces_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_script_writes_a_page_and_nothing_else_and_replaces_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, page = fill_docs.EXAMPLES / SCRIPTS[0], tmp_path / "page.html"
-    fill_docs.output_of(script, "--report", str(page))
+    monkeypatch.chdir(tmp_path)
+    fill_docs.output_of(script, "--report", page.name)
+    assert list(tmp_path.iterdir()) == [page]
+    assert f"wrote {page}" in capsys.readouterr().err
     written = page.read_text(encoding="utf-8")
     assert written.lower().startswith("<!doctype html>")
     assert "aten::mm" in written
@@ -68,6 +71,9 @@ def test_a_script_writes_a_page_and_replaces_none(
         fill_docs.output_of(script, "--report", str(page))
     assert "is there already" in capsys.readouterr().err
     assert page.read_text(encoding="utf-8") == written
+    with pytest.raises(SystemExit):
+        fill_docs.output_of(script, "--report", str(tmp_path / "missing" / "page.html"))
+    assert "there is no folder" in capsys.readouterr().err
 
 
 # ---- the comparison itself ----

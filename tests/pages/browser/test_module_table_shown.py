@@ -84,7 +84,12 @@ def test_the_copy_has_every_module_with_numbers_in_full(name: str, opened: Opene
         assert int(shown["calls"]) == row.calls
         assert int(shown["flops"]) == row.flops
         assert not isinstance(row.time_us, NotMeasured)
-        assert float(shown["time_us"]) == row.time_us
+        for column in ("time_us", "forward_us", "backward_us", "roofline_us"):
+            assert float(shown[column]) == getattr(row, column), column
+        for column in ("launches", "moved_bytes", "round_trip_bytes"):
+            assert int(shown[column]) == getattr(row, column), column
+        assert shown["bound"] == row.bound
+        assert shown["why"] == row.why
         assert shown["fate"] == row.fate
         assert shown["kind"] == row.kind
 

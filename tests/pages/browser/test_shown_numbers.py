@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.shown_figures import duration, figure, parts_us
+from tests.support.shown_figures import duration, figure, parts_us, share
 from tests.support.watched_pages import Opener, Watched
 
 from torchweld.core.not_measured import NotMeasured
@@ -96,6 +96,13 @@ def test_every_module_is_in_the_table_with_its_time_and_calls(page: Watched) -> 
         part = row.fate == "part" and row.time_us == 0
         wanted = "–" if part else duration(row.time_us)
         assert shown["after" if compared else "time"] == wanted, path
+        on_device = "host " if page.page.sides[-1].device_flame is not None else ""
+        for column, us in (("forward", row.forward_us), ("backward", row.backward_us)):
+            if f"{on_device}{column}" in heads:
+                assert shown[f"{on_device}{column}"] == ("–" if part else duration(us)), path
+        assert any(one.backward_us for one in modules) == (f"{on_device}backward" in heads)
+        if modules[0].time_us > 0 and not isinstance(row.time_us, NotMeasured):
+            assert shown["share"] == share(row.time_us, modules[0].time_us), path
         if compared and path in before:
             assert shown["before"] == duration(before[path].time_us)
 
