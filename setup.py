@@ -176,7 +176,7 @@ class NoCudaError(Exception):
     """Why there are no CUDA kernels in this build, in one sentence."""
 
 
-class CudaBuild(NamedTuple):
+class CompiledCuda(NamedTuple):
     architectures: list[str]
     compiler: str
     objects: list[Path]
@@ -235,7 +235,7 @@ def cuda_toolkit(nvcc: list[str], torch_cuda: str) -> tuple[Path, str]:
     return home.resolve(), f"nvcc {version}"
 
 
-def cuda_build(torch: Any, base: list[str], torch_flags: list[str], folder: Path) -> CudaBuild:
+def cuda_build(torch: Any, base: list[str], torch_flags: list[str], folder: Path) -> CompiledCuda:
     """Compiles the CUDA kernels; NoCudaError if there can be none."""
     asked = os.environ.get("TORCHWELD_CUDA")
     if asked == "0":
@@ -265,7 +265,7 @@ def cuda_build(torch: Any, base: list[str], torch_flags: list[str], folder: Path
                 raise NoCudaError(f"{name} does not compile with {version}") from error
     folders = [home / "lib64", *sorted(home.glob("targets/*-linux/lib"))]
     libraries = [f"-L{one}" for one in folders if one.is_dir()]
-    return CudaBuild(names, version, objects, [*libraries, "-lcudart", "-lc10_cuda"])
+    return CompiledCuda(names, version, objects, [*libraries, "-lcudart", "-lc10_cuda"])
 
 
 def build_extension(

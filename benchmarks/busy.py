@@ -28,7 +28,7 @@ MOST_S = 75.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class BusyPlan:
     """What came of one plan."""
 
     welded: frozenset[str]
@@ -57,14 +57,14 @@ def loaded(burning: int) -> Iterator[None]:
             process.wait()
 
 
-def planned(name: str) -> Planned:
+def planned(name: str) -> BusyPlan:
     target = resolve(name)
     given = [w.inputs if w.inputs is not None else w.run for w in target.workloads]
     begun_s = time.perf_counter()
     made = tw.plan(target.model, given, remember=False)
     seconds = time.perf_counter() - begun_s
     wholes = [f"{one.speed}" if one.speed else "not measured" for one in made.whole]
-    return Planned(
+    return BusyPlan(
         welded=frozenset(decision.block.path for decision in made.decisions),
         found=len(made.planned),
         unmeasured=made.outcomes["not measured"],

@@ -73,7 +73,7 @@ CLICKS = {
 }
 
 
-class Loop:
+class TrainingLoop:
     """Steps of training, event by event."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -180,7 +180,7 @@ class Loop:
 
 def write_trace(path: Path, count: int) -> None:
     devices = [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]
-    data = {"deviceProperties": devices, "traceEvents": Loop().steps(count)}
+    data = {"deviceProperties": devices, "traceEvents": TrainingLoop().steps(count)}
     path.write_bytes(gzip.compress(json.dumps(data).encode(), 1))
 
 

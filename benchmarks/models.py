@@ -32,7 +32,7 @@ CEILING_SHARE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spot:
+class ModelSpot:
     """A model at a shape, and the speed-up over eager to reach."""
 
     model: str
@@ -55,16 +55,16 @@ class Spot:
 
 LLAMA = {"model": "llama", "target": "hf:llama"}
 SPOTS = (
-    Spot(model="policy", target="policy", dtype="float32", batch=1, tokens=64, goal=4.0),
-    Spot(model="gpt2", target="hf:gpt2", dtype="float32", batch=1, tokens=1, goal=1.7),
-    Spot(model="gpt2", target="hf:gpt2", dtype="float32", batch=8, tokens=1, goal=2.6),
-    Spot(model="bert", target="hf:bert", dtype="float32", batch=1, tokens=16, goal=2.0),
-    Spot(model="bert", target="hf:bert", dtype="float32", batch=1, tokens=128, goal=1.15),
-    Spot(**LLAMA, dtype="float32", batch=1, tokens=1, goal=1.5),
-    Spot(**LLAMA, dtype="float32", batch=8, tokens=1, goal=2.6),
-    Spot(**LLAMA, dtype="bfloat16", batch=1, tokens=1, goal=1.4),
-    Spot(**LLAMA, dtype="bfloat16", batch=8, tokens=1, goal=4.5),
-    Spot(**LLAMA, dtype="bfloat16", batch=1, tokens=64, goal=5.0),
+    ModelSpot(model="policy", target="policy", dtype="float32", batch=1, tokens=64, goal=4.0),
+    ModelSpot(model="gpt2", target="hf:gpt2", dtype="float32", batch=1, tokens=1, goal=1.7),
+    ModelSpot(model="gpt2", target="hf:gpt2", dtype="float32", batch=8, tokens=1, goal=2.6),
+    ModelSpot(model="bert", target="hf:bert", dtype="float32", batch=1, tokens=16, goal=2.0),
+    ModelSpot(model="bert", target="hf:bert", dtype="float32", batch=1, tokens=128, goal=1.15),
+    ModelSpot(**LLAMA, dtype="float32", batch=1, tokens=1, goal=1.5),
+    ModelSpot(**LLAMA, dtype="float32", batch=8, tokens=1, goal=2.6),
+    ModelSpot(**LLAMA, dtype="bfloat16", batch=1, tokens=1, goal=1.4),
+    ModelSpot(**LLAMA, dtype="bfloat16", batch=8, tokens=1, goal=4.5),
+    ModelSpot(**LLAMA, dtype="bfloat16", batch=1, tokens=64, goal=5.0),
 )
 
 
@@ -72,7 +72,7 @@ SPOTS = (
 class Measured:
     """What came of a spot; `plan` is what the welded model says of itself."""
 
-    spot: Spot
+    spot: ModelSpot
     bench: Bench
     plan: dict[str, Any]
 
@@ -105,7 +105,7 @@ class Measured:
         return f"{told}; {self.plan['copied_bytes'] / 1e6:.0f} MB more"
 
 
-def measure(spot: Spot, peers: Sequence[str], seconds: float) -> Measured:
+def measure(spot: ModelSpot, peers: Sequence[str], seconds: float) -> Measured:
     bench = plan_model(spot.target, peers, seconds=seconds)
     loaded, cell = measure_model(bench, spot.source)
     assert isinstance(loaded, LoadedModel)

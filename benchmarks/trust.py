@@ -44,7 +44,7 @@ Work = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ComparedWork:
     """What to compare with the baseline: `factor` times its work, `count` times over.
 
     `found` is the share of differences to be found within the budget, or `late` times that; None
@@ -61,55 +61,55 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class TrustCase:
     """What to compare, and where."""
 
     name: str
     work: str
     threads: int
     load: bool
-    trials: tuple[Trial, ...]
+    trials: tuple[ComparedWork, ...]
 
 
 WRONG_SHARE = 0.02
 
 FIND = (
-    Trial(name="itself", factor=1.0, count=200, budget_s=3.0),
-    Trial(name="5% slower", factor=1.05, count=100, budget_s=3.0, found=0.95),
-    Trial(name="2% slower", factor=1.02, count=30, budget_s=20.0, found=0.80),
+    ComparedWork(name="itself", factor=1.0, count=200, budget_s=3.0),
+    ComparedWork(name="5% slower", factor=1.05, count=100, budget_s=3.0, found=0.95),
+    ComparedWork(name="2% slower", factor=1.02, count=30, budget_s=20.0, found=0.80),
 )
 DO_NOT_LIE = (
-    Trial(name="itself", factor=1.0, count=100, budget_s=3.0),
-    Trial(name="5% slower", factor=1.05, count=50, budget_s=3.0),
-    Trial(name="2% slower", factor=1.02, count=30, budget_s=20.0),
+    ComparedWork(name="itself", factor=1.0, count=100, budget_s=3.0),
+    ComparedWork(name="5% slower", factor=1.05, count=50, budget_s=3.0),
+    ComparedWork(name="2% slower", factor=1.02, count=30, budget_s=20.0),
 )
 # Time for 5 to 15 rounds: a plain difference is told, and nothing is made up.
 FEW_ROUNDS = (
-    Trial(name="itself", factor=1.0, count=300, budget_s=0.2),
-    Trial(name="20% slower", factor=1.2, count=100, budget_s=0.2),
-    Trial(name="3x slower", factor=3.0, count=100, budget_s=0.8, found=0.9, late=2.0),
+    ComparedWork(name="itself", factor=1.0, count=300, budget_s=0.2),
+    ComparedWork(name="20% slower", factor=1.2, count=100, budget_s=0.2),
+    ComparedWork(name="3x slower", factor=3.0, count=100, budget_s=0.8, found=0.9, late=2.0),
 )
 FEW_ROUNDS_LOADED = tuple(replace(trial, found=None) for trial in FEW_ROUNDS)
 CASES = (
-    Case(name="op", work="op", threads=1, load=False, trials=FIND),
-    Case(name="op-loaded", work="op", threads=1, load=True, trials=FIND),
-    Case(name="block", work="block", threads=2, load=False, trials=DO_NOT_LIE),
-    Case(name="block-loaded", work="block", threads=2, load=True, trials=DO_NOT_LIE),
-    Case(name="few", work="block", threads=2, load=False, trials=FEW_ROUNDS),
-    Case(name="few-loaded", work="block", threads=2, load=True, trials=FEW_ROUNDS_LOADED),
+    TrustCase(name="op", work="op", threads=1, load=False, trials=FIND),
+    TrustCase(name="op-loaded", work="op", threads=1, load=True, trials=FIND),
+    TrustCase(name="block", work="block", threads=2, load=False, trials=DO_NOT_LIE),
+    TrustCase(name="block-loaded", work="block", threads=2, load=True, trials=DO_NOT_LIE),
+    TrustCase(name="few", work="block", threads=2, load=False, trials=FEW_ROUNDS),
+    TrustCase(name="few-loaded", work="block", threads=2, load=True, trials=FEW_ROUNDS_LOADED),
 )
 ON_REQUEST = (
-    Case(name="block-alone", work="block", threads=1, load=False, trials=FIND),
-    Case(name="block-alone-loaded", work="block", threads=1, load=True, trials=FIND),
+    TrustCase(name="block-alone", work="block", threads=1, load=False, trials=FIND),
+    TrustCase(name="block-alone-loaded", work="block", threads=1, load=True, trials=FIND),
 )
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class TrustOutcome:
     """The verdicts of one trial in one case, and whether they keep what is promised."""
 
-    case: Case
-    trial: Trial
+    case: TrustCase
+    trial: ComparedWork
     verdicts: Counter[str] = field(default_factory=Counter)
     in_time: int = 0
     speedups: list[float | NotMeasured] = field(default_factory=list)
@@ -231,7 +231,7 @@ def loaded(on: bool) -> Iterator[None]:
         process.wait()
 
 
-def run_case(case: Case, scale: float, seed: int, console: Console) -> Iterator[Outcome]:
+def run_case(case: TrustCase, scale: float, seed: int, console: Console) -> Iterator[TrustOutcome]:
     torch.set_num_threads(case.threads)
     torch.manual_seed(seed)
     if case.work == "op":
@@ -241,7 +241,7 @@ def run_case(case: Case, scale: float, seed: int, console: Console) -> Iterator[
     with loaded(case.load), Progress(console=console, transient=True) as progress:
         for trial in case.trials:
             trial = replace(trial, count=max(1, round(scale * trial.count)))
-            outcome = Outcome(case=case, trial=trial)
+            outcome = TrustOutcome(case=case, trial=trial)
             for number in progress.track(
                 range(trial.count), description=f"{case.name}: {trial.name}"
             ):
@@ -252,7 +252,7 @@ def run_case(case: Case, scale: float, seed: int, console: Console) -> Iterator[
             yield outcome
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def table(outcomes: Sequence[TrustOutcome]) -> Table:
     result = Table(
         title="The paired comparison against known truth (times in s)",
         box=box.SIMPLE_HEAD,
@@ -282,7 +282,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return result
 
 
-def as_json(outcomes: Sequence[Outcome], elapsed_s: float) -> dict[str, Any]:
+def as_json(outcomes: Sequence[TrustOutcome], elapsed_s: float) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -337,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 100
     start_s = time.perf_counter()
-    outcomes: list[Outcome] = []
+    outcomes: list[TrustOutcome] = []
     with torch.inference_mode():
         for case in (*CASES, *ON_REQUEST):
             if case.name not in wanted:

@@ -101,7 +101,7 @@ class CannotBuildError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class ZooModel:
     model: nn.Module
     inputs: dict[str, Any]
 
@@ -113,7 +113,7 @@ def model_types() -> list[str]:
     return sorted(transformers.CONFIG_MAPPING.keys())
 
 
-def build(model_type: str) -> Built:
+def build(model_type: str) -> ZooModel:
     """A small model of this type that runs."""
     reasons: list[str] = []
     for sizes in ATTEMPTS:
@@ -149,7 +149,7 @@ def build(model_type: str) -> Built:
                 except Exception as error:
                     reasons.append(_line(error))
                     continue
-                return Built(model=model, inputs=inputs)
+                return ZooModel(model=model, inputs=inputs)
     raise CannotBuildError(reasons[-1] if reasons else "there is no class for it")
 
 

@@ -41,7 +41,7 @@ class DocsError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class DocBlock:
     kind: str
     path: str
     part: str
@@ -53,14 +53,14 @@ class Block:
         return f"{self.path}, {self.part}"
 
 
-def blocks_of(page: str) -> list[Block]:
+def blocks_of(page: str) -> list[DocBlock]:
     """All blocks of a page; raises for a comment that is not followed by one."""
     found = []
     for fence in fences_of(WALKTHROUGH.name, page):
         for kind in KINDS:
             if (mark := fence.mark(kind)) is not None:
                 path, _, part = mark.strip().partition(", ")
-                block = Block(kind=kind, path=path, part=part, text=fence.text, line=fence.line)
+                block = DocBlock(kind=kind, path=path, part=part, text=fence.text, line=fence.line)
                 found.append(block)
     comments = re.findall(rf"<!-- (?:{'|'.join(KINDS)}):", page)
     if len(comments) != len(found):
@@ -116,7 +116,7 @@ def source_of(file: Path, name: str) -> str:
     raise DocsError(f"{file.name} has no class or function {name!r}")
 
 
-def wanted_texts(blocks: Sequence[Block], outputs: Mapping[str, str]) -> dict[str, str]:
+def wanted_texts(blocks: Sequence[DocBlock], outputs: Mapping[str, str]) -> dict[str, str]:
     """What belongs into each block; outputs by the path of the script."""
     found = {}
     for block in blocks:
@@ -139,7 +139,7 @@ def portable(text: str) -> list[str]:
     return [re.sub(r"\s*~.*", " ~", line) for line in lines]
 
 
-def drifted(blocks: Sequence[Block], texts: Mapping[str, str]) -> Iterator[str]:
+def drifted(blocks: Sequence[DocBlock], texts: Mapping[str, str]) -> Iterator[str]:
     """A diff for each block that says something else than its source."""
     for block in blocks:
         said, true = portable(block.text), portable(texts[block.name])

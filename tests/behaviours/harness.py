@@ -70,7 +70,7 @@ class Around(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Case:
+class BehaviourCase:
     steps: Callable[[], Steps]
     expect: str  # "welded", "refused" or "either"
     reason: str = ""  # a pattern that the refusal must match
@@ -84,7 +84,7 @@ class Case:
         return f"{module}-{self.steps.__name__}"
 
 
-CASES: list[Case] = []
+CASES: list[BehaviourCase] = []
 
 
 def _declare(expect: str, reason: str = "") -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def _declare(expect: str, reason: str = "") -> Callable[..., Any]:
         if steps is None:
             return functools.partial(declare, inputs=inputs, path=path, training=training)
         CASES.append(
-            Case(
+            BehaviourCase(
                 steps=steps,
                 expect=expect,
                 reason=reason,
@@ -163,7 +163,7 @@ def on_other_inputs(model: nn.Module) -> Steps:
 
 
 @dataclass
-class Outcome:
+class BehaviourOutcome:
     problems: list[str] = field(default_factory=list)
     welded: bool = False
     refusal: str = ""
@@ -172,9 +172,9 @@ class Outcome:
 
 
 @functools.cache
-def outcome_of(case: Case) -> Outcome:
+def outcome_of(case: BehaviourCase) -> BehaviourOutcome:
     """Runs a case both ways and compares; each case runs once per process."""
-    outcome = Outcome()
+    outcome = BehaviourOutcome()
     expected = list(_results(case, None))
     got = _results(case, outcome)
     for number, want in enumerate(expected, start=1):
@@ -197,7 +197,7 @@ def outcome_of(case: Case) -> Outcome:
     return outcome
 
 
-def _judge(case: Case, outcome: Outcome) -> None:
+def _judge(case: BehaviourCase, outcome: BehaviourOutcome) -> None:
     at = case.path or "the model"
     if case.expect == "welded" and not outcome.welded:
         outcome.problems.append(f"{at} is not welded: {outcome.refusal}")
@@ -211,7 +211,7 @@ def _judge(case: Case, outcome: Outcome) -> None:
         )
 
 
-def _results(case: Case, outcome: Outcome | None) -> Steps:
+def _results(case: BehaviourCase, outcome: BehaviourOutcome | None) -> Steps:
     """What one run yields. With an outcome, the model is welded, and the outcome filled in."""
     torch.manual_seed(0)
     steps = case.steps()
@@ -243,7 +243,7 @@ def _kept(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _weld(case: Case, model: nn.Module, outcome: Outcome) -> None:
+def _weld(case: BehaviourCase, model: nn.Module, outcome: BehaviourOutcome) -> None:
     inputs = copy.deepcopy(case.inputs)
     plan = tw.plan(model, inputs, force=True, training=case.training, remember=False)
     tw.apply(model, plan)

@@ -94,7 +94,7 @@ class Forward:
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class ForwardOutcome:
     welded: bool = False
     ran: bool = True  # whether the op ran in the first calls, which are covered
     problems: list[str] = field(default_factory=list)
@@ -128,10 +128,10 @@ def _call(rng: random.Random, recorded: str) -> str:
 # ---- running ----
 
 
-def judge(seed: int, *, weld: bool = True) -> Outcome:
+def judge(seed: int, *, weld: bool = True) -> ForwardOutcome:
     """Runs all steps on both twins and compares; the outcome says what differs."""
     made = generate(seed)
-    outcome = Outcome()
+    outcome = ForwardOutcome()
     plain, welded = _namespace(made), _namespace(made)
     with torch.set_grad_enabled(made.training), quiet():
         try:
@@ -185,7 +185,7 @@ def _inputs() -> dict[str, Any]:
     }
 
 
-def _weld(made: Forward, names: dict[str, Any], outcome: Outcome) -> None:
+def _weld(made: Forward, names: dict[str, Any], outcome: ForwardOutcome) -> None:
     inputs = [eval(text, {**_inputs(), "torch": torch, "tw": tw}) for text in made.inputs]
     plan = tw.plan(names["m"], inputs, force=True, training=made.training, remember=False)
     tw.apply(names["m"], plan)
@@ -209,7 +209,7 @@ def _done(step: str, number: int, names: dict[str, Any]) -> Any:
     return result, seen, [t.detach() for t in inputs.values() if isinstance(t, torch.Tensor)]
 
 
-def report(seed: int, outcome: Outcome) -> str:
+def report(seed: int, outcome: ForwardOutcome) -> str:
     found = "\n".join(outcome.problems)
     return (
         f"seed {seed}: {found}\n{generate(seed)}\n"

@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from tests.behaviours.harness import CASES, Case, Mlp, Steps, X, outcome_of
+from tests.behaviours.harness import CASES, BehaviourCase, Mlp, Steps, X, outcome_of
 from tests.support.helpers import ISAS
 
 from torchweld.welds.swapping.swap import is_welded
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_welded_model_gives_what_the_original_gives(case: Case) -> None:
+def test_a_welded_model_gives_what_the_original_gives(case: BehaviourCase) -> None:
     problems = outcome_of(case).problems
     assert not problems, "\n".join(problems)
 
@@ -53,9 +53,9 @@ def test_a_lie_would_be_found() -> None:
         yield model(X)
 
     for steps in (lying, telling, unwilling):
-        assert outcome_of(Case(steps=steps, expect="welded", inputs=X)).problems
-    assert outcome_of(Case(steps=honest, expect="refused", inputs=X)).problems
-    assert not outcome_of(Case(steps=honest, expect="welded", inputs=X)).problems
+        assert outcome_of(BehaviourCase(steps=steps, expect="welded", inputs=X)).problems
+    assert outcome_of(BehaviourCase(steps=honest, expect="refused", inputs=X)).problems
+    assert not outcome_of(BehaviourCase(steps=honest, expect="welded", inputs=X)).problems
 
 
 def test_names_are_unique() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from tests.behaviours.random_forwards import Outcome, generate, judge, report
+from tests.behaviours.random_forwards import ForwardOutcome, generate, judge, report
 from tests.support.helpers import ISAS
 
 pytestmark = [
@@ -28,7 +28,7 @@ def test_a_seed_makes_the_same_forward_every_time() -> None:
 
 
 @functools.cache
-def outcome_of(seed: int) -> Outcome:
+def outcome_of(seed: int) -> ForwardOutcome:
     return judge(seed)
 
 

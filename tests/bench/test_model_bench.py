@@ -175,7 +175,7 @@ def test_weights_have_to_be_the_same_in_every_process(
 ) -> None:
     """Processes are played by servers here, which do not share what they load."""
 
-    class Apart(Stage):
+    class ApartBench(Stage):
         def ask(self, name: str, command: str, *arguments: Any) -> Any:
             if command == "load":
                 loaded.cache_clear()
@@ -186,7 +186,7 @@ def test_weights_have_to_be_the_same_in_every_process(
                 return found
             return super().ask(name, command, *arguments)
 
-    monkeypatch.setattr(model_bench, "open_stage", lambda names, threads: Apart(1))
+    monkeypatch.setattr(model_bench, "open_stage", lambda names, threads: ApartBench(1))
     given = source(model_file, "one", plan=str(plan_file))
     with pytest.raises(TorchweldError, match="the model has other weights in every process"):
         next(iter(measure_model(plan_model("net"), given)))

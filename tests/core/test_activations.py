@@ -125,7 +125,7 @@ STABLE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
+class ErrorBound:
     """|error| ≤ ulps · ulp(y) + eps/2 · (of_x · |x| + of_change · |x y'(x)|) + |x| · 2^-126.
 
     of_x is for formulas that cancel, 1 + erf(x); of_change for a rounded argument, as 1.702 x. The
@@ -138,20 +138,20 @@ class Bound:
 
 
 BOUNDS = {
-    "identity": Bound(ulps=0),
-    "relu": Bound(ulps=0),
-    "relu2": Bound(ulps=0.5),
-    "leaky_relu": Bound(ulps=1),
-    "silu": Bound(ulps=2.5),
-    "gelu": Bound(ulps=1.5, of_x=1),
-    "gelu_tanh": Bound(ulps=3, of_change=2),
-    "quick_gelu": Bound(ulps=3, of_change=2),
-    "tanh": Bound(ulps=2),
-    "sigmoid": Bound(ulps=2),
-    "elu": Bound(ulps=2),
-    "mish": Bound(ulps=4),
-    "hardswish": Bound(ulps=2),
-    "softplus": Bound(ulps=2.5),
+    "identity": ErrorBound(ulps=0),
+    "relu": ErrorBound(ulps=0),
+    "relu2": ErrorBound(ulps=0.5),
+    "leaky_relu": ErrorBound(ulps=1),
+    "silu": ErrorBound(ulps=2.5),
+    "gelu": ErrorBound(ulps=1.5, of_x=1),
+    "gelu_tanh": ErrorBound(ulps=3, of_change=2),
+    "quick_gelu": ErrorBound(ulps=3, of_change=2),
+    "tanh": ErrorBound(ulps=2),
+    "sigmoid": ErrorBound(ulps=2),
+    "elu": ErrorBound(ulps=2),
+    "mish": ErrorBound(ulps=4),
+    "hardswish": ErrorBound(ulps=2),
+    "softplus": ErrorBound(ulps=2.5),
 }
 
 

@@ -95,7 +95,7 @@ def test_both_models_are_left_as_they_were() -> None:
     assert not model[0]._forward_pre_hooks
 
 
-class Narrow(nn.Module):
+class RefusesDoubles(nn.Module):
     """Refuses float64."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Narrow(nn.Module):
 
 
 def test_a_model_that_does_not_run_in_float64_is_judged_by_its_own_rounding() -> None:
-    model = Narrow()
+    model = RefusesDoubles()
     check = tw.verify(model, copy.deepcopy(model), torch.randn(5, 31))
     assert check
     assert check.against == EAGER

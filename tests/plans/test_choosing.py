@@ -92,14 +92,14 @@ def test_what_is_wrong_or_not_measured_is_never_chosen() -> None:
 
 
 def test_what_is_far_behind_at_first_look_is_left_out() -> None:
-    class Side:
+    class FakeSide:
         def __init__(self, seconds: float) -> None:
             self.seconds = seconds
 
         def time(self, calls: int) -> float:
             return self.seconds * calls
 
-    sides: Any = [Side(1.0), Side(1.2), Side(2.0)]
+    sides: Any = [FakeSide(1.0), FakeSide(1.2), FakeSide(2.0)]
     found = choice_timing._behind(sides, ["a", "b", "c"], 3)
     assert found == {"c": "2.0 times as long as a at first look"}
     assert choice_timing._behind(sides[:1], ["a"], 3) == {}

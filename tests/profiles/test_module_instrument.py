@@ -13,7 +13,7 @@ from torchweld.profiles.recording.module_instrument import instrumented, places
 from torchweld.profiles.recording.torch_profiler import record
 
 
-class Loop(nn.Module):
+class SelfReferring(nn.Module):
     """Refers to itself, as some models do with a root or a parent."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def test_modules_show_under_their_paths_in_the_order_of_calls() -> None:
 
 
 def test_a_model_that_holds_itself_ends() -> None:
-    assert seen(Loop(), torch.ones(2)) == ["", "inner"]
+    assert seen(SelfReferring(), torch.ones(2)) == ["", "inner"]
 
 
 def test_a_shared_module_shows_where_it_is_called_from() -> None:

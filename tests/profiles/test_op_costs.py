@@ -29,20 +29,22 @@ def op(name: str, *inputs: Tensor | None, makes: int | tuple[int, int] | None = 
     return made.ops[0]
 
 
-class Cost(NamedTuple):
+class ExpectedCost(NamedTuple):
     flops: int
     read_bytes: int
     written_bytes: int
 
 
-def cost_of(found: Op, kind: Kind) -> Cost | None:
+def cost_of(found: Op, kind: Kind) -> ExpectedCost | None:
     work = work_of(found, kind)
     if work.flops is None:
         return None
-    return Cost(work.flops, work.read_bytes, work.written_bytes)
+    return ExpectedCost(work.flops, work.read_bytes, work.written_bytes)
 
 
-def cost(name: str, *inputs: Tensor | None, makes: int | tuple[int, int] | None = None) -> Cost:
+def cost(
+    name: str, *inputs: Tensor | None, makes: int | tuple[int, int] | None = None
+) -> ExpectedCost:
     found = cost_of(op(name, *inputs, makes=makes), kind_of(name))
     assert found is not None
     return found
@@ -172,7 +174,7 @@ def test_products_of_complex_numbers_have_no_model() -> None:
 
 def test_integer_arithmetic_is_not_counted() -> None:
     i = tensor(8, 8, dtype="int64")
-    assert cost("aten::add", i, i) == Cost(flops=0, read_bytes=1024, written_bytes=512)
+    assert cost("aten::add", i, i) == ExpectedCost(flops=0, read_bytes=1024, written_bytes=512)
 
 
 # ---- torchweld's ops ----
@@ -201,7 +203,7 @@ def test_a_chain_is_counted_by_its_weights(form: str) -> None:
     counted = cost_of(found, kind_of(found.name))
     weights = [w for layer in layers for w in (layer.weight, layer.gate) if w is not None]
     biases = [b for layer in layers for b in (layer.bias, layer.gate_bias) if b is not None]
-    assert counted == Cost(
+    assert counted == ExpectedCost(
         flops=2 * M * sum(w.numel() for w in weights),
         read_bytes=4 * (x.numel() + sum(t.numel() for t in weights + biases)),
         written_bytes=4 * M * N,
@@ -389,7 +391,7 @@ def test_what_has_no_model_says_so_and_still_moves_its_bytes() -> None:
 def test_what_does_no_work_costs_nothing() -> None:
     a = tensor(10, 10)
     for name in ("aten::view", "aten::linear", "aten::empty", "AddmmBackward0"):
-        assert cost(name, a, a) == Cost(flops=0, read_bytes=0, written_bytes=0)
+        assert cost(name, a, a) == ExpectedCost(flops=0, read_bytes=0, written_bytes=0)
 
 
 def test_the_type_of_the_arithmetic_is_the_first_floating_one() -> None:

@@ -16,7 +16,7 @@ def steady(_now_s: float) -> float:
 
 
 @dataclass
-class Machine:
+class SimulatedMachine:
     """`slowness` of the clock's time multiplies every block; `noise` is the sigma of its log."""
 
     noise: float = 0.0
@@ -38,7 +38,7 @@ class Machine:
 class PaperSide:
     """Takes `call_s` a call on the machine when it is undisturbed."""
 
-    def __init__(self, machine: Machine, name: str, call_s: float) -> None:
+    def __init__(self, machine: SimulatedMachine, name: str, call_s: float) -> None:
         self.machine = machine
         self.name = name
         self.call_s = call_s

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.measured import measured
-from tests.support.simulated_machine import Machine, PaperSide
+from tests.support.simulated_machine import PaperSide, SimulatedMachine
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
 from torchweld.core.not_measured import NotMeasured
@@ -21,9 +21,11 @@ def wavy(now_s: float) -> float:
     return 1.0 + 0.4 * math.sin(8.0 * now_s)
 
 
-def run(ratio: float, machine: Machine | None = None, call_s: float = OP_S, **options: Any) -> Any:
+def run(
+    ratio: float, machine: SimulatedMachine | None = None, call_s: float = OP_S, **options: Any
+) -> Any:
     """A candidate that is `ratio` times as fast as the baseline."""
-    machine = machine or Machine(noise=0.01, slowness=wavy)
+    machine = machine or SimulatedMachine(noise=0.01, slowness=wavy)
     baseline, candidate = machine.side("a", call_s), machine.side("b", call_s / ratio)
     return compare(baseline, candidate, clock=machine.clock, **options)
 
@@ -57,7 +59,9 @@ def test_verdicts_are_right_again_and_again() -> None:
     counts: dict[float, collections.Counter[str]] = {}
     for ratio in (1.0, 1 / 1.05):
         verdicts = (
-            run(ratio, Machine(noise=0.05, slowness=wavy, seed=seed), BLOCK_S, seed=seed).verdict
+            run(
+                ratio, SimulatedMachine(noise=0.05, slowness=wavy, seed=seed), BLOCK_S, seed=seed
+            ).verdict
             for seed in range(60)
         )
         counts[ratio] = collections.Counter(verdicts)
@@ -67,28 +71,28 @@ def test_verdicts_are_right_again_and_again() -> None:
 
 
 def test_a_clear_case_stops_early_and_a_noisy_one_uses_the_budget() -> None:
-    assert run(1.5, Machine(noise=0.01)).elapsed_s < 0.5
-    noisy = run(1.0, Machine(noise=0.5), BLOCK_S)
+    assert run(1.5, SimulatedMachine(noise=0.01)).elapsed_s < 0.5
+    noisy = run(1.0, SimulatedMachine(noise=0.5), BLOCK_S)
     assert noisy.verdict == "not measured"
     assert "too wide" in noisy.reason
     assert 2.9 < noisy.elapsed_s < 3.2
 
 
 def test_the_budget_holds_however_slow_the_sides_are() -> None:
-    result = run(1.0, Machine(noise=0.01), call_s=0.4)
+    result = run(1.0, SimulatedMachine(noise=0.01), call_s=0.4)
     assert result.verdict == "not measured"
     assert result.rounds < 20
     assert "1 of 20 rounds that a verdict needs fitted into 3 s" in result.reason
     assert result.wanted_s == 46
     assert str(result).endswith("; give budget_s=46")
     assert result.elapsed_s < 3.0 + 2 * 0.4 + 0.4
-    enough = run(1.0, Machine(noise=0.001), call_s=0.4, budget_s=46.0)
+    enough = run(1.0, SimulatedMachine(noise=0.001), call_s=0.4, budget_s=46.0)
     assert enough.verdict == "same"
 
 
 @pytest.mark.parametrize(("call_s", "calls_a_turn"), [(0.02, 2), (0.2, 1)])
 def test_only_short_calls_are_preceded_by_an_untimed_one(call_s: float, calls_a_turn: int) -> None:
-    machine = Machine(noise=0.01)
+    machine = SimulatedMachine(noise=0.01)
     result = run(1.0, machine, call_s=call_s, budget_s=300 * call_s, control=False)
     assert result.rounds >= 20
     names = [name for name, _ in machine.log[-2 * 20 * calls_a_turn :]]
@@ -98,7 +102,7 @@ def test_only_short_calls_are_preceded_by_an_untimed_one(call_s: float, calls_a_
 
 
 def test_without_a_single_round_nothing_is_claimed() -> None:
-    result = run(2.0, Machine(), call_s=10.0)
+    result = run(2.0, SimulatedMachine(), call_s=10.0)
     assert (result.verdict, result.rounds, result.log_ratios) == ("not measured", 0, ())
     unknown = NotMeasured(result.reason)
     figures = (result.speedup, result.interval, result.baseline_us, result.noise, result.speed)
@@ -107,24 +111,24 @@ def test_without_a_single_round_nothing_is_claimed() -> None:
 
 def test_a_plain_difference_of_long_calls_needs_five_rounds() -> None:
     """Calls of half a second: twenty rounds would take longer than anybody waits."""
-    result = run(3.0, Machine(noise=0.1), call_s=0.5, budget_s=12.0)
+    result = run(3.0, SimulatedMachine(noise=0.1), call_s=0.5, budget_s=12.0)
     assert (result.verdict, result.speedup > 2) == ("faster", True)
     assert 5 <= result.rounds < 20
     assert "plain" in result.reason
-    early = run(3.0, Machine(noise=0.1), call_s=0.5, budget_s=60.0, enough=0.15)
+    early = run(3.0, SimulatedMachine(noise=0.1), call_s=0.5, budget_s=60.0, enough=0.15)
     assert (early.verdict, early.rounds < 20) == ("faster", True)
 
 
 def test_a_small_difference_of_long_calls_is_not_measured() -> None:
-    result = run(1.1, Machine(noise=0.1), call_s=0.5, budget_s=12.0)
+    result = run(1.1, SimulatedMachine(noise=0.1), call_s=0.5, budget_s=12.0)
     assert (result.verdict, result.speed) == ("not measured", NotMeasured(result.reason))
 
 
 def test_more_rounds_than_the_fewest_can_be_demanded() -> None:
-    assert run(1.5, Machine(noise=0.001), BLOCK_S, min_rounds=50).rounds >= 50
+    assert run(1.5, SimulatedMachine(noise=0.001), BLOCK_S, min_rounds=50).rounds >= 50
 
 
-def timed_blocks(machine: Machine) -> list[tuple[str, int]]:
+def timed_blocks(machine: SimulatedMachine) -> list[tuple[str, int]]:
     """The blocks of the rounds in order, from the log: each follows one untimed call."""
     pairs = []
     for before, block in zip(machine.log, machine.log[1:], strict=False):
@@ -134,7 +138,7 @@ def timed_blocks(machine: Machine) -> list[tuple[str, int]]:
 
 
 def test_every_round_times_each_side_and_the_baseline_twice_in_random_order() -> None:
-    machine = Machine(noise=0.05)
+    machine = SimulatedMachine(noise=0.05)
     result = run(1.0, machine)
     names = [name for name, _ in timed_blocks(machine)][-3 * result.rounds :]
     orders = {tuple(names[i : i + 3]) for i in range(0, len(names), 3)}
@@ -142,7 +146,7 @@ def test_every_round_times_each_side_and_the_baseline_twice_in_random_order() ->
 
 
 def test_without_control_the_baseline_runs_once_a_round() -> None:
-    machine = Machine(noise=0.05)
+    machine = SimulatedMachine(noise=0.05)
     result = run(1.5, machine, control=False)
     names = [name for name, _ in timed_blocks(machine)][-2 * result.rounds :]
     assert collections.Counter(names) == {"a": result.rounds, "b": result.rounds}
@@ -152,18 +156,18 @@ def test_without_control_the_baseline_runs_once_a_round() -> None:
 
 
 def test_blocks_are_long_enough_for_the_clock_and_no_longer() -> None:
-    machine = Machine()
+    machine = SimulatedMachine()
     run(2.0, machine)
     calls = dict(timed_blocks(machine))
     assert calls["a"] == math.ceil(timing_rounds.BLOCK_S / OP_S)
     assert calls["b"] == math.ceil(timing_rounds.BLOCK_S / (OP_S / 2))
-    machine = Machine()
+    machine = SimulatedMachine()
     run(1.0, machine, BLOCK_S)
     assert {count for _, count in machine.log} == {1}
 
 
 def test_cold_calls_are_single_and_follow_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(noise=0.01)
+    machine = SimulatedMachine(noise=0.01)
     flush = lambda: machine.log.append(("flush", 0))  # noqa: E731
     monkeypatch.setattr(timing_rounds, "CacheFlush", lambda: flush)
     result = run(1.5, machine, cold=True)
@@ -188,7 +192,7 @@ class WarmingUp(PaperSide):
 
 
 def test_a_side_is_measured_only_when_warm() -> None:
-    machine = Machine(noise=0.001)
+    machine = SimulatedMachine(noise=0.001)
     baseline, candidate = machine.side("a", BLOCK_S), WarmingUp(machine, "b", BLOCK_S)
     result = compare(baseline, candidate, clock=machine.clock)
     assert result.verdict == "same"
@@ -204,7 +208,7 @@ class Quickening(PaperSide):
 
 
 def test_warming_up_ends_for_a_side_that_never_settles() -> None:
-    machine = Machine()
+    machine = SimulatedMachine()
     result = compare(machine.side("a", 1e-2), Quickening(machine, "b", 1e-2), clock=machine.clock)
     assert result.elapsed_s < 3.2
 
@@ -225,7 +229,7 @@ class Preempted(PaperSide):
 
 
 def disturbed(share: float, seed: int = 0) -> Comparison:
-    machine = Machine(noise=0.002, seed=seed)
+    machine = SimulatedMachine(noise=0.002, seed=seed)
     baseline, candidate = Preempted(machine, "a", BLOCK_S), Preempted(machine, "b", BLOCK_S)
     baseline.share = candidate.share = share
     return compare(baseline, candidate, clock=machine.clock)
@@ -255,7 +259,7 @@ def test_a_control_that_differs_is_not_measured() -> None:
             self.blocks += calls > 1
             return super().time(calls) * (1.5 if self.blocks % 2 else 1.0)
 
-    machine = Machine(noise=0.001)
+    machine = SimulatedMachine(noise=0.001)
     baseline, candidate = Alternating(machine, "a", OP_S), machine.side("b", OP_S)
     result = compare(baseline, candidate, clock=machine.clock)
     assert result.verdict == "not measured"
@@ -263,7 +267,7 @@ def test_a_control_that_differs_is_not_measured() -> None:
 
 
 def test_several_candidates_give_a_list_in_order() -> None:
-    machine = Machine(noise=0.02)
+    machine = SimulatedMachine(noise=0.02)
     sides = [machine.side("side", BLOCK_S / ratio) for ratio in (1.0, 2.0, 1.0, 0.8)]
     results = compare(*sides, clock=machine.clock, names=["eager", "b", "c", "d"])
     assert [result.candidate for result in results] == ["b", "c", "d"]
@@ -277,7 +281,7 @@ class Shaky(PaperSide):
 
 
 def test_a_settled_candidate_is_timed_no_more() -> None:
-    machine = Machine(noise=0.01)
+    machine = SimulatedMachine(noise=0.01)
     baseline, clear = machine.side("a", BLOCK_S), machine.side("b", BLOCK_S / 2)
     first, second = compare(baseline, clear, Shaky(machine, "c", BLOCK_S), clock=machine.clock)
     assert (first.candidate, second.candidate) == ("candidate 1", "candidate 2")
@@ -304,7 +308,7 @@ class Failing(PaperSide):
 def test_a_side_that_raises_is_named_and_nothing_is_returned(
     fails_at: int, position: int, name: str
 ) -> None:
-    machine = Machine(noise=0.05)
+    machine = SimulatedMachine(noise=0.05)
     failing = Failing(machine, "b", OP_S)
     failing.fails_at = fails_at
     sides = [machine.side("a", OP_S)]
