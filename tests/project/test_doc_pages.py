@@ -282,3 +282,25 @@ def test_lists_of_names_are_complete() -> None:
 def test_the_reference_is_what_the_docstrings_say() -> None:
     assert read_page("docs/api.md") == api_page.page(), "run: python scripts/api_page.py"
     assert {api_page.room_of(name) for name in torchweld.__all__} == set(api_page.ROOMS)
+
+
+# ---- where to look ----
+
+
+def unknown_files(text: str) -> list[str]:
+    """Names of files in a page that no file has, or that more than one has; `*` may match many."""
+    named = re.findall(r"`([\w./*]+\.(?:py|cpp|h|cuh|cu|inc|ts))`", text)
+    folders = [ROOT / name for name in ("src", "csrc", "web", "tests", "docs", "scripts")]
+    found = []
+    for name in dict.fromkeys(named):
+        files = [*ROOT.glob(name), *(path for folder in folders for path in folder.rglob(name))]
+        if not files or ("*" not in name and len(set(files)) > 1):
+            found.append(name)
+    return found
+
+
+def test_design_names_files_that_a_reader_finds() -> None:
+    assert unknown_files(read_page("DESIGN.md")) == []
+    assert unknown_files("`ops/gone.py` `__init__.py` `plans/plan.py` `none_*.ts`") == [
+        *("ops/gone.py", "__init__.py", "none_*.ts"),
+    ]
