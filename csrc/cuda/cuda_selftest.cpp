@@ -377,11 +377,34 @@ const std::vector<TestCase>& cases() {
   return all;
 }
 
+// A device whose kernels have limits, as CUDA keeps them.
+struct MadeRuntime {
+  int* limit;
+
+  int most_of_block() const { return 163 << 10; }
+  int fixed_of(const void*) const { return 16; }
+  void set_limit(const void*, int bytes) const { *limit = bytes; }
+};
+// Two threads ask one after the other, and launch then.
+bool limits_of_shared_memory_hold() {
+  int limit = int(kPlainShared);
+  const MadeRuntime runtime{&limit};
+  allow_shared(runtime, nullptr, kPlainShared);
+  if (limit != int(kPlainShared)) return std::puts("a small block raised the limit") < 0;
+  const size_t first = 100 << 10, second = 60 << 10;
+  allow_shared(runtime, nullptr, first);
+  allow_shared(runtime, nullptr, second);
+  if (limit < int(first)) return std::puts("the second request took away the first one's") < 0;
+  if (limit + 16 > 163 << 10) return std::puts("the limit is above the device's") < 0;
+  return true;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   const size_t most = count > 1 ? size_t(std::atoi(arguments[1])) : cases().size();
   size_t passed = 0, failed = 0;
+  ++(limits_of_shared_memory_hold() ? passed : failed);
   for (size_t i = 0; i < std::min(most, cases().size()); ++i) {
     bool good = false;
     try {

@@ -18,6 +18,18 @@ struct DeviceLimits {
   int shared_of_block = 0, shared_of_processor = 0;
 };
 
+// More than 48 KB of shared memory must be asked for.
+constexpr size_t kPlainShared = 48 << 10;
+
+// Lets blocks of a kernel have that much shared memory. The limit is the kernel's on the current
+// device, not a launch's: one as low as this launch needs could take away, between the request of
+// another thread and its launch, what that one needs. So it is always the most there is.
+template <class Runtime>
+void allow_shared(const Runtime& runtime, const void* kernel, size_t shared) {
+  if (shared > kPlainShared)
+    runtime.set_limit(kernel, runtime.most_of_block() - runtime.fixed_of(kernel));
+}
+
 #ifdef __CUDACC__
 
 inline void check(cudaError_t found, const char* what) {
@@ -37,15 +49,25 @@ inline DeviceLimits device_limits() {
           ask(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
 }
 
-// More than 48 KB of shared memory must be asked for.
-constexpr size_t kPlainShared = 48 << 10;
+// What `allow_shared` asks of CUDA; `name` is the kernel's.
+struct CudaRuntime {
+  const char* name;
+
+  int most_of_block() const { return device_limits().shared_of_block; }
+  int fixed_of(const void* kernel) const {
+    cudaFuncAttributes found;
+    check(cudaFuncGetAttributes(&found, kernel), name);
+    return int(found.sharedSizeBytes);
+  }
+  void set_limit(const void* kernel, int bytes) const {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), name);
+  }
+};
 
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
             void* stream, const Arguments&... arguments) {
-  if (shared > kPlainShared)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
-          name);
+  allow_shared(CudaRuntime{name}, reinterpret_cast<const void*>(kernel), shared);
   kernel<<<grid, block, shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
   check(cudaGetLastError(), name);
   torchweld::cuda::note_launch(name);

@@ -46,6 +46,19 @@ def test_without_a_gpu_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     device_waiting.wait_for_gpu()
 
 
+def test_every_gpu_that_is_used_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current one is 0, the model is on 2, and nothing was put on 1 and 3."""
+    waited: list[int | None] = []
+    monkeypatch.setattr(device_waiting, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index=None: waited.append(index))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    has_context = {0, 2}.__contains__
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", has_context, raising=False)
+    device_waiting.wait_for_gpu()
+    assert waited == [2, None]
+
+
 def test_callables(log: Log) -> None:
     CallableSide(lambda: log.append("call"), ticking(log)).time(2)
     assert log == TIMED

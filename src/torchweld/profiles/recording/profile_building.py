@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from torchweld.core.passing_exceptions import is_interrupt
+from torchweld.machine.device_waiting import wait_for_all_gpus
 from torchweld.machine.page_faults import allocator, fault_cost
 from torchweld.profiles.accounting.device_account import device_account, with_kernels
 from torchweld.profiles.accounting.memory_account import memory_account
@@ -215,4 +215,4 @@ def heaviest_modules(recordings: Sequence[Recording], allowed: set[str], count: 
 def cuda_wait() -> None:
     """A step has ended when its kernels have."""
     if has_cuda():
-        torch.cuda.synchronize()
+        wait_for_all_gpus()

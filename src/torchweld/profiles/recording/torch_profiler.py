@@ -21,6 +21,7 @@ import torch
 from torch.autograd import profiler as torch_profiler
 
 from torchweld.core.errors import NotMeasuredError, TorchweldError
+from torchweld.machine.device_waiting import wait_for_all_gpus
 from torchweld.profiles.attributing.op_kinds import kind_of
 from torchweld.profiles.profile import Tensor
 from torchweld.profiles.recorded_events import (
@@ -143,7 +144,7 @@ def record(
 def _until_the_device_is_done() -> Iterator[None]:
     with range_named(STEP_MARK):
         yield
-        torch.cuda.synchronize()
+        wait_for_all_gpus()
 
 
 @contextmanager
