@@ -53,6 +53,11 @@ std::vector<Tensor> empty_saved(const Tensor& x, const Spec& spec,
       saved.push_back(values_like(x, sizes[i].N));
   return saved;
 }
+// Autocast would cast the operands of torch's products: a backward that is called under it runs with
+// it on. The op's own cast has been made by then.
+struct WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
 DType served(const Tensor& x) { return check_computed_by(x, "cuda"); }
 
 // A chain's tensors as kernels take them, and the two ways to run it.
@@ -142,6 +147,7 @@ std::vector<Tensor> cuda_saving(const Tensor& x, TensorList params, TensorList m
   check_training(x, masks, spec, sizes);
   served(x);
   const OnDeviceOf device(x);
+  const WithoutAutocast plain;
   std::vector<Tensor> saved;
   if (save) saved = empty_saved(x, spec, sizes);
   at::DimVector shape(x.sizes());
@@ -167,6 +173,7 @@ std::vector<Tensor> cuda_backward(const Tensor& grad, const Tensor& x, TensorLis
       check_backward<int64_t>(grad, x, params, given_saved, masks, spec, needed.size(), false);
   served(x);
   const OnDeviceOf device(x);
+  const WithoutAutocast plain;
   if (x.numel() == 0) {
     std::vector<Tensor> zeros;
     if (needed[0]) zeros.push_back(at::zeros(x.sizes(), x.options()));

@@ -66,7 +66,8 @@ def run(
         for wanted in (leaves, leaves[1:2]):
             torch.autograd.grad(y, wanted, grad, retain_graph=True)
     assert guards.count > 3
-    assert set(guards.ours) == {f"torchweld::{way}_saving", f"torchweld::{way}_backward"}
+    steps = itertools.product((way, "check"), ("saving", "backward"))
+    assert set(guards.ours) == {f"torchweld::{one}_{step}" for one, step in steps}
 
 
 def cases(way: str) -> Iterator[tuple[str, Callable[..., None]]]:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime import interpreter
 
 from torchweld.ops.backends import gpu_backends
-from torchweld.ops.gpu import gpu_launches, gpu_support, gpu_ways
+from torchweld.ops.gpu import gpu_launches, gpu_ops, gpu_support
 
 
 def _bf16_bits(values: Any) -> Any:
@@ -59,7 +59,7 @@ def standing_in() -> Iterator[None]:
     """Inside, CPU tensors reach the ops of all ways, and their backends serve the CPU."""
     assert gpu_support.interpreted(), "TRITON_INTERPRET=1 must be set before Triton is imported"
     library = torch.library.Library("torchweld", "IMPL")
-    gpu_ways.register_ways(library, "CPU")
+    gpu_ops.register_ways(library, "CPU")
     gpu_launches.forget()
     # Both sides of a `where` are computed, and numpy warns of the one that is not taken.
     quiet = numpy.errstate(all="ignore")

@@ -69,10 +69,10 @@ def _register_fakes() -> None:
 
 def _register_gpu() -> None:
     """The Triton kernels, for CUDA tensors. Without them the composition serves, as elsewhere."""
-    from torchweld.ops.gpu import gpu_support, gpu_ways
+    from torchweld.ops.gpu import gpu_ops, gpu_support
 
     if gpu_support.serves_cuda():
-        gpu_ways.register()
+        gpu_ops.register()
 
 
 def _register_from_python() -> None:

@@ -36,12 +36,12 @@ def default_way() -> Iterator[None]:
     if on_real_gpu():
         yield
         return
-    from torchweld.ops.gpu import gpu_ways
+    from torchweld.ops.gpu import gpu_ops
 
     library = torch.library.Library("torchweld", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells that the kernels for CPUs are set aside
-        gpu_ways.register_default(library, "CPU")
+        gpu_ops.register_default(library, "CPU")
     try:
         yield
     finally:

@@ -6,6 +6,8 @@ In Triton's interpreter, on CPU tensors; with `make gpu-test` on a GPU.
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,11 +100,52 @@ def test_dropout_masks_follow_the_seed_and_not_the_tiles(monkeypatch: pytest.Mon
     assert not kept(first, 40)[:, 37:].any()
 
 
+@pytest.fixture
+def matmul_precision() -> Iterator[Callable[[str], None]]:
+    """Sets torch's flag; what a machine or a user's settings say does not count."""
+    flags = torch.backends.cuda.matmul
+    before = flags.fp32_precision
+
+    def put(precision: str) -> None:
+        flags.fp32_precision = precision
+
+    yield put
+    flags.fp32_precision = before
+
+
+# Triton has TF32 on NVIDIA's GPUs and on one of AMD's.
+GPUS = {
+    "NVIDIA": (None, "", "tf32"),
+    "MI300": ("7.1", "gfx942:sramecc+:xnack-", "tf32"),
+    "MI250": ("7.1", "gfx90a:sramecc+:xnack-", "ieee"),
+    "MI350": ("7.1", "gfx950", "ieee"),
+    "RX 7900": ("7.1", "gfx1100", "ieee"),
+}
+
+
+@pytest.mark.parametrize("gpu_name", GPUS)
+@pytest.mark.parametrize("flag", ["ieee", "tf32", "none"])
+def test_tf32_is_used_where_triton_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+    matmul_precision: Callable[[str], None],
+    gpu_name: str,
+    flag: str,
+) -> None:
+    hip, arch, with_tf32 = GPUS[gpu_name]
+    properties = SimpleNamespace(gcnArchName=arch)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    matmul_precision(flag)
+    expected = with_tf32 if flag == "tf32" else "ieee"
+    assert triton_launches.fp32_precision(torch.empty(1)) == expected
+
+
 @pytest.mark.parametrize("way", ["epilogue", "narrow"])
 def test_tf32_is_used_if_torch_says_so_and_not_otherwise(
-    monkeypatch: pytest.MonkeyPatch, way: str
+    monkeypatch: pytest.MonkeyPatch, matmul_precision: Callable[[str], None], way: str
 ) -> None:
-    """Forward and backward."""
+    """Forward and backward, on a GPU that has it."""
+    monkeypatch.setattr(triton_launches, "_amd_arch", lambda near: "gfx942")
     asked: list[str] = []
     launch = triton_launches.launch
 
@@ -113,14 +156,10 @@ def test_tf32_is_used_if_torch_says_so_and_not_otherwise(
 
     monkeypatch.setattr(triton_launches, "launch", noted)
     given = leaves()
-    before = torch.backends.cuda.matmul.fp32_precision
-    try:
-        for precision in ("ieee", "tf32"):
-            torch.backends.cuda.matmul.fp32_precision = precision
-            y = torch.ops.torchweld.chain_way(given[0], given[1:], SPEC, way)
-            torch.autograd.grad(y.sum(), given)
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+    for precision in ("ieee", "tf32"):
+        matmul_precision(precision)
+        y = torch.ops.torchweld.chain_way(given[0], given[1:], SPEC, way)
+        torch.autograd.grad(y.sum(), given)
     products = 3 if way == "epilogue" else 2  # the backward has one, between the two layers
     assert asked == ["ieee"] * products + ["tf32"] * products
 

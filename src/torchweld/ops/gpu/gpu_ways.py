@@ -7,13 +7,13 @@ epilogue   each layer in one Triton kernel: product, bias, activation, gate. In 
 narrow     a whole chain of widths up to 256 in one Triton kernel; backward as in `epilogue`
 
 Each way is two ops, <way>_saving and <way>_backward, below one autograd function
-(csrc/torch_glue/autograd.cpp). Weight gradients are plain products, which torch's are best at.
-M rows, K in, N out.
+(csrc/torch_glue/autograd.cpp); `gpu_ops.py` registers them. Weight gradients are plain products,
+which torch's are best at. M rows, K in, N out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -320,78 +320,5 @@ def _keep_weights(
             found[w * step] = h.t().mm(g) if layer.form.transposed else g.t().mm(h)
 
 
-# ---- as ops ----
-
 WAYS: dict[str, Way] = {"pointwise": Pointwise(), "epilogue": Epilogue(), "narrow": Narrow()}
 DEFAULT_WAY = "pointwise"
-
-_libraries: list[torch.library.Library] = []  # kept alive for the process
-
-
-def _saving_op(way: Way, name: str) -> Callable[..., list[Tensor]]:
-    def run(
-        x: Tensor, params: list[Tensor], masks: list[Tensor], spec: str, save: bool
-    ) -> list[Tensor]:
-        _ops().check_saving(x, params, masks, spec, name)
-        if x.dtype == torch.float64:
-            return list(_ops().composed_saving(x, params, masks, spec, save))
-        return saving(way, x, params, masks, spec, save)
-
-    return run
-
-
-def _backward_op(way: Way, name: str) -> Callable[..., list[Tensor]]:
-    def run(
-        grad: Tensor, x: Tensor, params: list[Tensor], saved: list[Tensor], masks: list[Tensor],
-        spec: str, needed: list[bool],
-    ) -> list[Tensor]:  # fmt: skip
-        _ops().check_backward(grad, x, params, saved, masks, spec, needed, name)
-        if x.dtype == torch.float64:
-            return list(_ops().composed_backward(grad, x, params, saved, masks, spec, needed))
-        return backward(way, grad, x, params, saved, masks, spec, needed)
-
-    return run
-
-
-def _ops() -> Any:
-    """Checks of arguments, and the composition (csrc/torch_glue/way_ops.cpp)."""
-    return torch.ops.torchweld
-
-
-def register_ways(library: torch.library.Library, key: str) -> None:
-    """The ops of all ways, for tensors of this dispatch key. They refuse float64."""
-    for name, way in WAYS.items():
-        library.impl(f"{name}_saving", _saving_op(way, name), key)  # type: ignore[no-untyped-call]
-        library.impl(f"{name}_backward", _backward_op(way, name), key)  # type: ignore[no-untyped-call]
-
-
-def register_default(library: torch.library.Library, key: str) -> None:
-    """What `chain` and its training do on this dispatch key without a plan.
-
-    float64 is the composition's: no kernel here computes in it.
-    """
-    way = WAYS[DEFAULT_WAY]
-
-    def chain(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-        _ops().check_chain(x, params, spec)
-        if x.dtype == torch.float64:
-            composed: Tensor = _ops().composed_chain(x, params, spec)
-            return composed
-        return saving(way, x, params, (), spec, False)[0]
-
-    def dropout_mask(like: Tensor, features: int, p: float) -> Tensor:
-        made: Tensor = kernels().dropout_mask(like, features, p)
-        return made
-
-    library.impl("chain", chain, key)  # type: ignore[no-untyped-call]
-    library.impl("chain_saving", _saving_op(way, ""), key)  # type: ignore[no-untyped-call]
-    library.impl("chain_backward", _backward_op(way, ""), key)  # type: ignore[no-untyped-call]
-    library.impl("dropout_mask", dropout_mask, key)  # type: ignore[no-untyped-call]
-
-
-def register() -> None:
-    """For CUDA tensors (ROCm's too), if Triton can serve them. Called once, by `torchweld.ops`."""
-    library = torch.library.Library("torchweld", "IMPL")  # type: ignore[no-untyped-call]
-    register_ways(library, "CUDA")
-    register_default(library, "CUDA")
-    _libraries.append(library)

@@ -29,9 +29,18 @@ def launch(
         kernel[grid](*given, **by, **tile.launch)
 
 
-def fp32_precision() -> str:
-    """How products of fp32 are computed: as torch's flag for matmul says, never otherwise."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+def fp32_precision(near: Tensor) -> str:
+    """How products of fp32 are computed near this tensor: in TF32 only if torch's flag for matmul
+    says so, and if Triton has it there: of AMD's GPUs, on gfx942 alone."""
+    if torch.backends.cuda.matmul.fp32_precision != "tf32":
+        return "ieee"
+    return "tf32" if torch.version.hip is None or _amd_arch(near) == "gfx942" else "ieee"
+
+
+def _amd_arch(near: Tensor) -> str:
+    """`gfx942`; torch also says which features are on, `gfx942:sramecc+:xnack-`."""
+    found: str = torch.cuda.get_device_properties(near.device).gcnArchName
+    return found.partition(":")[0]
 
 
 def _pointwise_grid(tile: Tile, M: int, N: int) -> tuple[int, int]:
@@ -106,9 +115,12 @@ def activate_backward(
     (M, N), tile = d.shape, kernel_tiles.POINTWISE_BACKWARD
     gate_sums, up_sums = made.sums_for(triton.cdiv(M, tile.rows))
     hidden = made.hidden
+    # A last layer with dropout alone saves nothing, and its gradient does not depend on its value:
+    # any memory of the size will do.
+    z, v = (saved[0], saved[-1]) if saved else (made.gate, made.up)
     launch(
         triton_pointwise.torchweld_pointwise_backward, _pointwise_grid(tile, M, N), tile, d,
-        d, saved[0], saved[-1], d if hidden is None else hidden, made.gate, made.up,
+        d, z, v, d if hidden is None else hidden, made.gate, made.up,
         gate_sums, up_sums, d if mask is None else mask,
         M, N, *d.stride(), *made.gate.stride(), _mask_row(mask), layer.scale, *layer.parameters,
         ACT=layer.form.activation, GATED=layer.gated, DROPS=mask is not None,
@@ -135,11 +147,11 @@ def linear(
             gate_bias.stride(0), up_bias.stride(0), _mask_row(mask), layer.scale,
             *layer.parameters,
             ACT=layer.form.activation, GATED=layer.gated, HAS_BIAS=biased,
-            DROPS=mask is not None, SAVES=bool(saved), PRECISION=fp32_precision(),
+            DROPS=mask is not None, SAVES=bool(saved), PRECISION=fp32_precision(x),
             BM=tile.rows, BN=tile.columns, BK=tile.depth, GROUP=tile.group,
         )  # fmt: skip
 
-    about = (N, K, layer.form.activation, bool(saved), fp32_precision())
+    about = (N, K, layer.form.activation, bool(saved), fp32_precision(x))
     tile_tuning.run_best("linear", layer.gated, x, M, about, run)
     return y
 
@@ -164,11 +176,11 @@ def linear_backward(
             _mask_row(mask), layer.scale, *layer.parameters,
             PAIRS=len(gradients), ACT=layer.form.activation, GATED=layer.gated,
             DROPS=mask is not None, HIDDEN=hidden is not None, SUMS=gate_sums is not made.gate,
-            PRECISION=fp32_precision(),
+            PRECISION=fp32_precision(g),
             BM=tile.rows, BN=tile.columns, BK=tile.depth, GROUP=tile.group,
         )  # fmt: skip
 
-    about = (N, J, layer.form.activation, hidden is not None, fp32_precision())
+    about = (N, J, layer.form.activation, hidden is not None, fp32_precision(g))
     tile_tuning.run_best("linear_backward", layer.gated, g, M, about, run)
 
 
@@ -201,7 +213,7 @@ def narrow(
         P1=tuple(one.parameters[1] for one in layers),
         GATED=tuple(one.gated for one in layers), BIASED=tuple(bool(one.biases) for one in layers),
         SAVED=tuple(bool(own) for own in saved), LAYERS=len(layers),
-        PRECISION=fp32_precision(), BM=tile.rows,
+        PRECISION=fp32_precision(x), BM=tile.rows,
     )  # fmt: skip
     return y
 
