@@ -26,7 +26,7 @@ using GradientFinish = void (*)(const S* from, int64_t ld_from, int64_t rows, in
                                 const Layer& layer, const TrainingRows<T>& kept,
                                 const PreActivationGradients<compute_t<T>>& to);
 
-// Bias gradients are sums over rows. A running sum covers so many of them: over 512 equal rows, one
+// Bias gradients are sums over rows. A running sum covers only this many: over 512 equal rows, one
 // running sum was off by three times what the numerical rule allows.
 constexpr int64_t kBiasRun = 32;
 

@@ -86,7 +86,7 @@ struct BackwardCall {
 };
 
 // A layer without its products, forward or backward: pre-activations in, outputs or gradients out.
-// All are [M, N] and contiguous, but for the gradients, whose rows are `ld` apart. bfloat16 only.
+// All are [M, N] and contiguous, except the gradients, whose rows are `ld` apart. bfloat16 only.
 struct PointwiseCall {
   int64_t M = 0, N = 0;
   Act act = Act::identity;

@@ -10,9 +10,9 @@
 
 namespace {
 
-// Natural weights: up to so many rows, dot products; beyond, panels are made during the call.
+// Natural weights: up to this many rows, dot products; beyond, panels are made during the call.
 constexpr int64_t kMaxDotRows = 16;
-// For the sums of one thread, kept while it goes through K block by block.
+// Room for the sums of one thread, kept while it goes through K block by block.
 constexpr size_t kScratchBytes = 256 << 10;
 
 enum class Source { packed, dots, panels_in_place, repacked };

@@ -129,7 +129,7 @@ __attribute__((noinline)) void panel_tile(const PanelJob<T>& job) {
         }
         panel_step<MR, NP>(sum, a, lda, u, B, next_panel);
         B += ldb;
-        // Without it GCC loads the weights of all steps first, and spills.
+        // Otherwise GCC loads the weights of all steps first, and spills.
         asm volatile("" ::: "memory");
       }
       TW_UNROLL for (int b = 0; b < kPointers; ++b) { a[b] += kSteps; }

@@ -174,7 +174,7 @@ inline std::vector<Tensor> composed_group_backward(TensorList grads, const Tenso
   return all;
 }
 
-// Only those that are needed, in order.
+// The gradients that are needed, in order.
 inline std::vector<Tensor> needed_only(std::vector<Tensor> all, const bool* needed) {
   std::vector<Tensor> found;
   for (size_t i = 0; i < all.size(); ++i)

@@ -68,7 +68,7 @@ class GradientPool {
  private:
   static constexpr size_t kPage = 4096, kSlabBytes = size_t(64) << 20;
 
-  // As torch's own allocator does: profiles see which op made the memory, and when it was freed.
+  // Tells profilers what torch's own allocator tells: which op made the memory, when it was freed.
   static void tell_profiler(void* data, int64_t bytes) {
     if (c10::memoryProfilingEnabled())
       c10::reportMemoryUsageToProfiler(data, bytes, instance().state().in_use, 0, at::kCPU);

@@ -173,7 +173,7 @@ class PackedCopies {
     // Below the dispatcher, since this has to be a real tensor under every mode.
     Tensor tensor = at::detail::empty_cpu({1}, at::kLong);
     *tensor.mutable_data_ptr<int64_t>() = number;
-    // Before locking, since the copy's deleter takes the same lock.
+    // Done before locking, since the copy's deleter takes the same lock.
     std::shared_ptr<PackedCopy> copy(new PackedCopy, [number](PackedCopy* p) {
       instance().remove(number);
       delete p;

@@ -105,7 +105,7 @@ Tensor chain_kept_cpu(const Tensor& x, TensorList params, std::string_view text,
   for (const Tensor& p : params) borrowed.push_back(&p);
   return run_chain(x, packed_layers(x, copy->get(borrowed, text), text, false));
 }
-// There are no copies there: what the device does for chain.
+// Other devices have no copies: this is what they do for chain.
 Tensor chain_kept_elsewhere(const Tensor& x, TensorList params, std::string_view text,
                             const Tensor&) {
   static const auto op =

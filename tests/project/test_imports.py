@@ -221,6 +221,16 @@ def test_no_class_name_occurs_twice() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_benchmarks_have_class_names_of_their_own() -> None:
+    def names(folder: Path) -> set[str]:
+        trees = (ast.parse(path.read_text()) for path in folder.rglob("*.py"))
+        return {n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+
+    own = names(TESTS.parent / "benchmarks")
+    assert "TrustCase" in own
+    assert own & names(PACKAGE) == set()
+
+
 def test_no_file_name_occurs_twice() -> None:
     names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.stem != "__init__")
     assert [name for name, count in names.items() if count > 1] == []

@@ -196,7 +196,7 @@ class Case:
 
     @property
     def computed_dtype(self) -> str:
-        """What it is computed in: autocast's dtype, or its own."""
+        """The dtype it is computed in: autocast's, or its own."""
         cast = self.training.autocast if self.training is not None else ""
         return cast or self.dtype
 

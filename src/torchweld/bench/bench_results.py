@@ -27,7 +27,7 @@ from torchweld.profiles.accounting.device_peaks import peaks_of
 from torchweld.timing import Comparison
 
 PERCENTILES = (50, 95, 99)
-# A percentile needs at least so many calls beyond it.
+# A percentile needs at least this many calls beyond it.
 CALLS_BEYOND = 5
 TOO_LOW = (
     "the call took less than the least time by this machine's kept peaks, so these are too low; "
@@ -49,7 +49,7 @@ def told(value: float, why: str) -> float | NotMeasured:
 
 
 def error_ratio(error: float, eager_error: float) -> float | NotMeasured:
-    """How many times eager's error it is."""
+    """The error as a multiple of eager's."""
     if not math.isfinite(error):
         return NotMeasured(NOT_FINITE)
     return told(error / eager_error, NOT_FINITE) if eager_error else NotMeasured(EXACT)

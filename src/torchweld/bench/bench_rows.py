@@ -70,7 +70,7 @@ def _kernel_figures(found: KernelCost | NotMeasured | None) -> dict[str, Any]:
 
 
 def _reasons(row: Mapping[str, Any], result: Result) -> str | None:
-    """What was not measured and why, figures with the same reason together."""
+    """Reasons why figures were not measured, with all figures of one reason together."""
     found: dict[str, list[str]] = {}
     for name, value in row.items():
         if isinstance(value, NotMeasured):

@@ -71,7 +71,7 @@ class Stage:
         return reasons
 
     def helper(self, name: str, make: Callable[..., Any], *arguments: Any) -> Worker:
-        """A worker that is no side, started where sides would; whoever asked for it ends it."""
+        """A worker that is not a side, started where sides would be. The caller ends it."""
         self.park_all()
         if self.processes:
             return WorkerProcess(name, make, *arguments, environment=self.environment)

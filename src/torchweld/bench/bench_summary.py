@@ -14,7 +14,7 @@ from torchweld.bench.relative_speeds import geometric_mean
 from torchweld.core.not_measured import NotMeasured
 
 Outcome = Literal["wins", "loses", "same", "unknown"]
-# If the seconds did not suffice, so many times as many are the first thing to try.
+# If the seconds did not suffice, try this many times as many first.
 MORE = 4
 OUTCOMES: dict[str, Outcome] = {"faster": "wins", "slower": "loses", "same": "same"}
 

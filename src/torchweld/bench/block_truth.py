@@ -1,4 +1,4 @@
-"""What a block's outputs should be: fp64 from the weights and inputs that the runtimes get."""
+"""The outputs a block should have: fp64 from the weights and inputs that the runtimes get."""
 
 from __future__ import annotations
 

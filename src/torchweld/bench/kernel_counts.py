@@ -86,7 +86,7 @@ def kernels_of(call: Callable[[], Any], calls: int = CALLS) -> KernelCost | NotM
 
 
 def kernel_cost(recording: Recording, calls: int) -> KernelCost | NotMeasured:
-    """The events of so many equal calls, as the cost of one."""
+    """The cost of one call, from the events of `calls` equal ones."""
     device = device_account(recording)
     ran = [] if device is None else [k for k in device.kernels if k.category not in MEMORY_WORK]
     if device is None or not ran:

@@ -82,7 +82,7 @@ class OneOutput(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class SizedSource(ModelSource):
-    """A built-in model, or one of transformers without a cache, on a batch of so many tokens."""
+    """A built-in model, or one of transformers without a cache, on `batch` × `tokens` tokens."""
 
     target: str
     dtype: str

@@ -48,7 +48,7 @@ class PlanJudge:
 
     @torch.enable_grad()
     def work(self, number: int) -> dict[str, Any]:
-        """What forward and backward compute and move."""
+        """FLOPs and bytes of forward and backward."""
         self.runtime.original.show()
         workload = self.runtime.made.workloads[number]
         with put_back(self.runtime.model, True):

@@ -119,7 +119,7 @@ class RuntimeServer:
         self.runtime.load(source)
 
     def train(self, step: TrainingStep | None) -> None:
-        """What is prepared from now on is such a step."""
+        """Makes each call from the next `prepare` on a step of this kind."""
         self.runtime.train(step)
 
     def show(self) -> None:
@@ -152,7 +152,7 @@ class RuntimeServer:
         """Times calls like `time`, but after other processes have run."""
         self.show()
         if cold:
-            # One call stands for all: each would need its own flush, a thousand times its cost.
+            # Only one call is timed: each would need its own flush, at a thousand times its cost.
             _flush()()
             return self.side.time(1) * calls, self.side.preempted
         begun_s = time.perf_counter()
@@ -169,7 +169,7 @@ class RuntimeServer:
         return statistics.median(undisturbed or disturbed), not undisturbed
 
     def latencies(self, calls: int) -> list[float]:
-        """Seconds of so many single calls, after one that is not timed."""
+        """The seconds of each of `calls` single calls, after one that is not timed."""
         self.show()
         call, clock = self.call, time.perf_counter
         call()

@@ -134,7 +134,7 @@ def held_problem(
 
 
 def table_of(bench: Bench, command: str, date: str) -> SpeedTable:
-    """What the bench measured, both ways in each cell."""
+    """The table of what the bench measured, both ways in each cell."""
     if bench.isa is None:
         raise TorchweldError("there are no compiled kernels here to make a table of")
     return SpeedTable(

@@ -55,7 +55,7 @@ def trained_backends(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def untrained(peers: Sequence[str]) -> dict[str, str]:
-    """Which of the peers do not train, and that."""
+    """The peers that do not train, each with that as the reason."""
     return {name: DOES_NOT_TRAIN for name in peers if name not in TRAINING_PEERS}
 
 

@@ -154,7 +154,7 @@ def render_backends(info: Info) -> Iterator[RenderableType]:
 
 
 def render_isas(info: Info) -> Iterator[RenderableType]:
-    """Which kernels there are, which the CPU can run, which do run."""
+    """The sets of kernels: which were built, which the CPU can run, and which is in use."""
     if not info.isas:
         return
     table = Table("kernels for", "built", "CPU has it", "in use", box=None, padding=(0, 2, 0, 0))

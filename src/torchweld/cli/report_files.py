@@ -37,7 +37,7 @@ def is_file(run: str) -> bool:
 
 
 def page_of_run(run: str, history: Path | None, fates: Fates) -> Page:
-    """What RUN names. `fates`: of modules, by the plan that is shown too."""
+    """The page of a kept run. `fates`: of modules, by the plan that is shown too."""
     return page_of_file(Path(run), fates) if is_file(run) else _kept_page(run, history)
 
 

@@ -90,7 +90,7 @@ def listed(items: Sequence[str], most: int) -> str:
 
 
 def age(at: str, now: datetime) -> str:
-    """How long ago an ISO time was: `2 days ago`; `on …` for a text that is none."""
+    """The time since an ISO time: `2 days ago`; `on …` if the text is no such time."""
     try:
         seconds = (now - datetime.fromisoformat(at)).total_seconds()
     except (ValueError, TypeError):

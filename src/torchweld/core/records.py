@@ -172,7 +172,7 @@ def from_plain(kind: type[T], data: Any, where: str = "") -> T:
 
 @cache
 def _reader(kind: Any) -> _Reader:
-    """What reads data of this kind, or raises _MisfitError."""
+    """A function that reads data of this kind, or raises _MisfitError."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return _read_anything

@@ -1,4 +1,4 @@
-"""What autograd keeps of a forward for its backward."""
+"""Bytes that autograd keeps of a forward for its backward."""
 
 from __future__ import annotations
 

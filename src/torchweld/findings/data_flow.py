@@ -1,4 +1,4 @@
-"""Which op reads what which other op wrote.
+"""Which op reads what another op wrote.
 
 In: the ops of a profile with the work each has to do. Out: a `Flow`. A `Value` is what one op wrote
 to one storage, until another op writes to it. So an op that works in place reads one value and

@@ -215,7 +215,7 @@ class Evidence:
         return found
 
     def recorded_us(self, claims: Claims) -> float:
-        """What claims come to in recorded time.
+        """The sum of claims, in recorded time.
 
         A module cannot give more than it spends outside ops. What it spends before single ops is
         part of that. Claims on the step are not recorded time.

@@ -127,7 +127,7 @@ def device_copies(case: Evidence) -> list[Draft]:
 
 
 def _slice(op: int, part: str) -> Slice:
-    """What no op launched belongs to the root."""
+    """The slice that gives a kernel's time: of its op, or of the root if no op launched it."""
     return Slice("op", op, part) if op >= 0 else Slice("module", 0, part)
 
 

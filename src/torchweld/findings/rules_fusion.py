@@ -207,7 +207,7 @@ def _comparison(case: Evidence, welds: Welds, what: str) -> str:
 def _places(
     case: Evidence, described: Sequence[tuple[Sequence[int], str]], welds: Welds
 ) -> list[str]:
-    """What is where, the most costly first."""
+    """The places with what they have, the most costly first."""
     where: dict[str, list[int]] = {}
     times: Counter[str] = Counter()
     for (ops, words), each in zip(described, welds.each, strict=True):

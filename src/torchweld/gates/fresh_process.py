@@ -36,7 +36,7 @@ class Request:
 
 
 def compare_afresh(subject: Subject, plan: Plan, workload: int, clock: Clock) -> Comparison:
-    """The welded model against its own code, in a new process, with as many threads as here."""
+    """Times the welded model against its own code in a new process with the same thread count."""
     return ask(
         Request(
             target=subject.target,

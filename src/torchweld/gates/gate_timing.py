@@ -173,7 +173,7 @@ class KeptTime:
 
 
 def kept_time(workload: str, measures: Sequence[Measure], clock: Clock) -> KeptTime:
-    """What a baseline keeps; raises NotMeasuredError if a comparison is of no use twice."""
+    """The time that a baseline keeps. Raises NotMeasuredError if a comparison was useless twice."""
     found: list[Comparison] = []
     for measure in measures:
         for _ in range(TRIES):

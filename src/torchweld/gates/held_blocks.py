@@ -37,7 +37,7 @@ class Held:
 
 
 def held_by(plan: Plan, counters: Counters) -> Held:
-    """What a baseline of these holds; `welded` are the blocks that ran fused."""
+    """What a baseline of these blocks holds; `welded` are those that ran fused."""
     by_outcome: dict[Outcome, dict[str, str]] = {"not measured": {}, "not known": {}, "welded": {}}
     for one in plan.planned:
         reasons = by_outcome.get(one.outcome)

@@ -97,7 +97,7 @@ def _shown(here: Contender, other: Contender) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ContenderSource:
-    """What a process is told to load."""
+    """The model that a process is told to load."""
 
     own: Contender
     inputs: tuple[str, ...]
@@ -106,7 +106,7 @@ class ContenderSource:
 
 
 class ContenderRuntime(Runtime):
-    """What runs in each process: a contender's target, welded as `torchweld gate` welds it."""
+    """The side in each process: a contender's target, welded as `torchweld gate` welds it."""
 
     def load(self, source: Any) -> None:
         folder = str(source.own.folder)

@@ -31,7 +31,7 @@ class Builtin:
 
     @property
     def description(self) -> str:
-        """What it is, in one line with its sizes."""
+        """The model in one line, with its sizes."""
         return self.kind.format_map(vars(self.config))
 
     def build(self, seed: int = 0, config: Any = None) -> tuple[nn.Module, Inputs]:

@@ -254,7 +254,7 @@ class FusedMLP(nn.Module):
         ]
         dropping = self.training and self.dropout > 0.0
         # `chain` does the same without a wish or dropout, and shows in graphs what it is. It also
-        # refuses what is no tensor.
+        # refuses what is not a tensor.
         wish = self.recompute is not None and isinstance(x, Tensor) and wants_gradients(x, tensors)
         if not dropping and not wish:
             return self._chain(x, tensors, format_spec(forms))

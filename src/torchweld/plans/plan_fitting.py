@@ -81,7 +81,7 @@ def mismatches(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def _elsewhere(plan: Plan, gpus: Sequence[str]) -> list[str]:
-    """How the machine and its setup differ, as far as the plan says; torch is not compared here."""
+    """How machine and setup differ, as far as the plan says. Torch is compared elsewhere."""
     there, here = plan.made_on, taken_here(gpus=gpus)
     if there is not None and there.key == plan.fingerprint:
         words = replace(there, torch=here.torch).since(here)

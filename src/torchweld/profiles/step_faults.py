@@ -39,7 +39,7 @@ class StepFaults:
     fault_us: Amount  # what one costs, measured when the profile was taken
     fault_bytes: Positive
     system_us: Amount | NotMeasured = DISTURBED  # in the kernel per step, for whatever reason
-    system_steps: Count = 0  # from so many of these steps, the undisturbed ones
+    system_steps: Count = 0  # how many steps `system_us` comes from: the undisturbed ones
     allocator: Word = ""  # what serves malloc: "glibc 2.36"; "" if not known
 
     @property

@@ -194,7 +194,7 @@ def work_table(bench: Bench, width: int) -> tuple[Table, list[str]]:
 
 
 def wider(spare: list[str]) -> str:
-    """Which columns a wider terminal would have."""
+    """A note about the columns that a wider terminal would show."""
     return f" On a wider terminal: {', '.join(spare)}." if spare else ""
 
 

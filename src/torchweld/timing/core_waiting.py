@@ -1,4 +1,4 @@
-"""How much of a time its threads spent waiting for a core that another process had.
+"""How long threads waited for a core that another process had.
 
 Linux counts that for every thread (`/proc/self/task/*/schedstat`). Elsewhere, and in times too
 short for it, involuntary switches tell: how often a thread had to give up its core.
@@ -51,7 +51,7 @@ class CoreWaiting:
 
 
 def waited_s() -> float | None:
-    """What all threads have waited since they began; None if the system does not count it."""
+    """Seconds that all threads have waited since they began; None if the system counts none."""
     waited_ns = 0
     try:
         for thread in os.listdir(TASKS):
@@ -65,10 +65,10 @@ def waited_s() -> float | None:
 
 
 def switches() -> int:
-    """How often any thread of this process had to give up its core."""
+    """How often the threads of this process had to give up their cores."""
     return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def too_many(count: int, seconds: float) -> bool:
-    """Whether so many switches within `seconds` are more than a quiet machine has."""
+    """Whether this many switches within `seconds` are more than a quiet machine has."""
     return count > int(seconds * TOLERATED_SWITCHES_PER_THREAD_S * torch.get_num_threads())

@@ -21,7 +21,7 @@ FUNCTIONS = {
 
 
 class LigerRuntime(Runtime):
-    """What its GEGLU and SwiGLU modules do, on the block's own Linears."""
+    """Liger's GEGLU and SwiGLU modules, on the block's own Linears."""
 
     apart = True  # it sets Triton up for itself
     countable = False

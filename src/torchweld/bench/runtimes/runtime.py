@@ -177,7 +177,7 @@ class Runtime:
     # ---- what it says ----
 
     def details(self) -> dict[str, Any]:
-        """What was chosen or ran, after a call."""
+        """What was chosen or run, asked after a call."""
         return {}
 
     def about(self) -> dict[str, Any]:

@@ -243,7 +243,7 @@ _READERS: tuple[Callable[[str], GemmName | None], ...] = (
 
 @cache
 def gemm_of(name: str) -> GemmName | None:
-    """None if it is no product's, or says nothing that is understood here."""
+    """The product that a kernel's name tells; None if it is of another kind, or not understood."""
     if adds_up_a_split(name):
         return None
     return next((found for read in _READERS if (found := read(name)) is not None), None)

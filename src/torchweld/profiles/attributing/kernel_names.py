@@ -34,7 +34,7 @@ _CATEGORIES = tuple(
         ("triton", r"^triton_"),
         ("attention", r"flash_|fmha|attention|attn|sdpa"),
         # cuBLAS and CUTLASS say gemm (nvjet from Hopper on), Tensile begins with Cijk. A product
-        # whose K was split ends in a splitKreduce. What FBGEMM does to embeddings is no product.
+        # whose K was split ends in a splitKreduce. FBGEMM's kernels for embeddings are no gemm.
         ("gemm", r"(?<!fb)gemm|gemv|gemm?k1|splitKreduce|^Cijk_|nvjet|\bdot_kernel"),
         ("reduction", r"reduce|softmax|norm_|_norm|LayerNorm|RowwiseMoments|GammaBeta|batch_norm"),
         ("reduction", r"cumsum|argmax|argmin|DeviceScan"),

@@ -27,7 +27,7 @@ from typing import Any
 from torchweld.core.errors import TorchweldError
 from torchweld.core.files import GZIP
 
-# At least so many characters are decoded at a time; an event cut at their end is read twice.
+# At least this many characters are decoded at a time. An event cut at their end is read twice.
 BLOCK = 1 << 18
 # An event has a few hundred characters, with stacks a few thousand. A longer value is an error,
 # such as a string that does not end.

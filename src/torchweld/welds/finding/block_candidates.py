@@ -209,7 +209,7 @@ def _is_quantised(tensor: Tensor) -> bool:
 
 
 def _weights(module: nn.Module) -> int:
-    """How many tensors of the module may be weights."""
+    """The number of the module's tensors that may be weights."""
     tensors = [*module.parameters(), *module.buffers()]
     return sum(t.dim() in (2, 3) and (t.is_floating_point() or _is_quantised(t)) for t in tensors)
 

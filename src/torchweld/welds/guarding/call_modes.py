@@ -81,5 +81,5 @@ def _difference(before: Sequence[tuple[bool, ...]], now: Sequence[tuple[bool, ..
 
 
 def remedy_of(condition: str) -> str | None:
-    """What the user can do about a condition that `why_not` gave."""
+    """A remedy for a condition that `why_not` gave."""
     return _ANEW if condition.startswith("weights that ") else _REMEDIES.get(condition)

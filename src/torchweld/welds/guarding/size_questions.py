@@ -82,7 +82,7 @@ _TELLING = frozenset(map(id, (getattr, hasattr, callable, id, vars, dir)))
 
 
 class SizeQuestions:
-    """What was asked while it watched.
+    """The questions that code asked about sizes while this watched.
 
     `escaped`: a size was made text, was compared without a decision, or may have been asked for an
     attribute. `steps`: every instruction of

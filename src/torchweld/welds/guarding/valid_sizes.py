@@ -92,7 +92,7 @@ class _SizedRun:
     """
 
     rows: tuple[str, ...]  # leading sizes of the argument
-    shape: tuple[str, ...] | None  # of the result; None if that is no tensor
+    shape: tuple[str, ...] | None  # of the result; None if it is not a tensor
     decided: bool
     questions: SizeQuestions
 

@@ -32,7 +32,7 @@ class Membership:
         return self._model.gatherings.get(self._decision.block.group)
 
     def member(self, module: nn.Module, bound: Bound, rows: int, single: Stand | None) -> Any:
-        """What gathers the module's calls with so many rows; None if it is to run by itself.
+        """The gathering of calls with this many rows; None if the module is to run by itself.
 
         `single` is for calls that cannot be gathered; if None, the caller has to run those calls.
         """

@@ -180,7 +180,7 @@ class Joint:
     # ---- a call ----
 
     def serve(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the op makes of the call, or None if the original has to run.
+        """The op's result for this call, or None if the original has to run.
 
         Raises RefusedError where the op would not have the call: the original may, or has a better
         message.

@@ -193,7 +193,7 @@ def welded_paths(model: nn.Module) -> list[str]:
 
 
 def decisions_of(model: nn.Module) -> list[Decision]:
-    """What the welded modules in `model` were welded by."""
+    """The decisions by which the modules in `model` were welded."""
     return [joint.decision for joint in _joints(model).values()]
 
 

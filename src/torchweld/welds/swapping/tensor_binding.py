@@ -48,7 +48,7 @@ class Stand:
 
 
 class StandKind(NamedTuple):
-    """What calls a stand is for."""
+    """The kind of calls that a stand serves."""
 
     packed: bool = False
     recompute: bool = False
