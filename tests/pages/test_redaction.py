@@ -22,7 +22,7 @@ from torchweld.models import MODELS
 from torchweld.pages import redaction
 from torchweld.pages.page_building import joined_pages, page_of
 from torchweld.pages.page_html import html_of
-from torchweld.pages.page_records import BlockRow, FlameDiff, HistoryPlot, Page
+from torchweld.pages.page_records import BlockRow, ErrorRow, FlameDiff, HistoryPlot, Page
 from torchweld.pages.public_names import is_own_word, is_public_op, is_torch_class
 from torchweld.pages.redaction import RULES, redacted
 from torchweld.pages.stand_ins import KEPT_ROWS
@@ -175,6 +175,35 @@ def test_a_name_has_one_stand_in_in_every_kind_of_text() -> None:
         "backward of tower.en-de.zoo", "tower.en-de", "en-de: Linear", "backward", around=around
     )
     assert names == ("backward of m1.m2.m3", "m1.m2", "m2: Linear", "backward")
+
+
+def test_a_name_that_is_a_word_of_sentences_is_replaced_where_it_is_a_name() -> None:
+    around = (
+        block("a.key", "in one call with value, key: 2.00 times; the key is the value of all"),
+    )
+    error = ErrorRow(
+        block="a.*: key, value, cpu packed",
+        tensor="output of value, relative",
+        eager=0.0,
+        fused=0.0,
+        of_allowed=0.0,
+        ok=True,
+    )
+    page = made(
+        verdict="a layer norm (norm) between, and the norm of it",
+        blocks=(*around, block("a.value"), block("a.norm"), block("output")),
+        errors=(error, replace(error, tensor="output"), replace(error, tensor="grad of a.key")),
+    )
+    assert page.blocks[0].reason == (
+        "in one call with m3, m2: 2.00 times; the key is the value of all"
+    )
+    assert page.verdict == "a layer norm (m4) between, and the norm of it"
+    assert [row.block for row in page.errors] == ["m1.*: m2, m3, cpu packed"] * 3
+    assert [row.tensor for row in page.errors] == [
+        "output of m3, relative", "output", "grad of m1.m2"
+    ]  # fmt: skip
+    assert frames("norm", "aten::norm") == ("norm", "aten::norm")
+    assert frames("norm", around=(block("norm"),)) == ("m1",)
 
 
 def test_a_name_within_a_longer_word_is_not_looked_for() -> None:

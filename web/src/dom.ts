@@ -40,6 +40,18 @@ export function button(text: string, press: () => void, attributes: Attributes =
   return html("button", { type: "button", click: press, ...attributes }, text);
 }
 
+/** Longer names may be broken. */
+const LONG_NAME = 18;
+
+/** A text whose long names break after a dot, a colon or an underscore; copied as it is. */
+export function breakable(text: string): Child[] {
+  return text.split(/(?<=\s)/).flatMap((word) => {
+    if (word.length <= LONG_NAME) return [word];
+    const parts = word.split(/(?<=\w[._/]|::)(?=[\p{L}_])/u);
+    return parts.flatMap((part, i): Child[] => (i === 0 ? [part] : [html("wbr"), part]));
+  });
+}
+
 let names = 0;
 
 /** An id that nothing else on the page has. */

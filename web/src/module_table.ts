@@ -1,7 +1,7 @@
 /** The module tree as a table that folds. Keys as in any treegrid: arrows, Home, End, Enter. */
 
 import { largestWaste } from "./account";
-import { button, html, svg, type Child } from "./dom";
+import { breakable, button, html, svg, type Child } from "./dom";
 import { fateClass, FATES, splitOf, sum, whyOf, type TreeNode } from "./module_tree";
 import { bytes, change, count, duration, flops, measured, reason, share } from "./number_text";
 import { isMissing, type ModuleRow, type NotMeasured } from "./page_data";
@@ -398,7 +398,7 @@ function fateOf(node: TreeNode): Child[] {
   return [
     html("span", { class: `swatch ${fateClass(fate)}`, "aria-hidden": "true" }),
     html("span", {}, FATES[fate]),
-    why !== "" && html("span", { class: "why" }, ` ${why}`),
+    why !== "" && html("span", { class: "why" }, ...breakable(` ${why}`)),
   ];
 }
 

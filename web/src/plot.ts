@@ -1,6 +1,6 @@
 /** What every plot has: a title, its numbers as a table to copy, and itself as an SVG file. */
 
-import { button, html, freshId, type Child } from "./dom";
+import { breakable, button, html, freshId, type Child } from "./dom";
 import { count, interval, measured, ratio, share } from "./number_text";
 import { isMissing, type Interval, type Measured, type NotMeasured } from "./page_data";
 import { onPaper } from "./paper";
@@ -145,7 +145,7 @@ export function tableOf(table: Table): HTMLTableElement {
       const show = table.columns[i].show;
       const text = typeof cell === "number" && show !== undefined ? show(cell) : shownOf(cell);
       const style = number[i] ? "number" : table.columns[i].brief === true && "brief";
-      return html("td", { class: style }, text);
+      return html("td", { class: style }, ...breakable(text));
     });
     return html("tr", {}, ...cells);
   });

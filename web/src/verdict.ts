@@ -86,7 +86,8 @@ function noteList(notes: Set<string>): HTMLElement {
 function reasonsOf(sides: PageSide[], doubts: string[], verdict: string): string[] {
   const found = new Map<string, string>();
   const add = (why: string, words: string) => {
-    if (why !== "" && !verdict.includes(why) && !found.has(why)) found.set(why, words);
+    const said = [verdict, ...found.keys()].some((one) => one.includes(why));
+    if (why !== "" && !said) found.set(why, words);
   };
   for (const doubt of doubts) add(doubt, `not comparable: ${doubt}`);
   for (const side of sides) {

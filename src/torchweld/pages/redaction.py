@@ -96,7 +96,7 @@ RULES: dict[str, str] = {
     "HistoryPoint.commit": "commit",
     "HistoryPoint.verdict": "text",
     "ErrorRow.block": "text",
-    "ErrorRow.tensor": "text",
+    "ErrorRow.tensor": "tensor",
     "Strip.name": "text",
     "Strip.verdict": "text",
 }

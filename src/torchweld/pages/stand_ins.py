@@ -58,7 +58,8 @@ EXTRAS = frozenset(
         *("negative_slope", "alpha", "beta", "threshold", "size", "mode", "upscale_factor"),
     )
 )
-# Words of sentences that are names of modules in many models; alone they stay.
+# Words of sentences that are names of modules in many models. They stay where they are no name of
+# a list: "the input is", but not "in one call with input, gate: …".
 PROSE = frozenset(
     (
         *("a", "after", "all", "an", "and", "as", "at", "backward", "be", "before", "block"),
@@ -92,6 +93,7 @@ _PATH = re.compile(r"\w\.[^\W\d]|\.\*|\*\.|\w\.\d+\b(?!\.\d)")
 _WORDY = re.compile(r"\w*(?:\.(?:\w|\*)+)*")
 _BACKWARD = "backward of "
 _ENDS = ".:!?…"
+_ENCLOSING = ("()", "[]", '""', "''", "``", "“”")
 
 
 Rows = Sequence[tuple[str, str]]
@@ -201,10 +203,12 @@ class StandIns:
 
     def name(self, text: str) -> str:
         """A frame: an op, a kernel, or a module as "mlp: Mlp". Anything else is a user's."""
-        if is_public_op(text) or text in FRAMES or re.fullmatch(_DEVICE, text):
+        if text in FRAMES or re.fullmatch(_DEVICE, text):
             return text
-        if text in self._given:
+        if text in self._given:  # a module may have the name of an op
             return self._given[text]
+        if is_public_op(text):
+            return text
         if text.startswith(_BACKWARD):
             return _BACKWARD + self.path(text.removeprefix(_BACKWARD))
         path, colon, kind = text.rpartition(": ")
@@ -215,6 +219,14 @@ class StandIns:
         if all(part in self._given or _kept(part) for part in text.split(".")):
             return self.path(text)
         return self._stand_in("op", text)
+
+    def tensor(self, text: str) -> str:
+        """ "gradient of up.weight", "output of key, relative"."""
+        what, of, rest = text.partition(" of ")
+        if not of:
+            return self.text(text)
+        name, comma, more = rest.partition(", ")
+        return f"{self.text(what)}{of}{self.path(name)}{comma}{self.text(more)}"
 
     # ---- texts ----
 
@@ -273,9 +285,9 @@ class StandIns:
         return "".join((*found, _PIECE.sub(self._piece, text[end:])))
 
     def _piece(self, found: re.Match[str]) -> str:
-        return found[0] if found["device"] else self._chunk(found[0])
+        return found[0] if found["device"] else self._chunk(found[0], _is_listed(found))
 
-    def _chunk(self, chunk: str) -> str:
+    def _chunk(self, chunk: str, listed: bool) -> str:
         """A piece without spaces: a word, a number, a path, a file, an op."""
         plain = chunk.rstrip(_ENDS)
         ending = chunk[len(plain) :]
@@ -292,14 +304,21 @@ class StandIns:
             return self._stand_in("file", plain) + ending
         if _PATH.search(plain) and WORD.match(plain):
             return self.path(plain) + ending
-        return _LETTERED.sub(lambda word: self._word(word[0]), plain) + ending
+        return _LETTERED.sub(lambda word: self._word(word[0], listed), plain) + ending
 
-    def _word(self, word: str) -> str:
-        if word in self._given and word not in PROSE:
+    def _word(self, word: str, listed: bool) -> str:
+        if word in self._given and (listed or word not in PROSE):
             return self._given[word]
         if is_own_word(word) or is_torch_class(word) or _SIZES.fullmatch(word):
             return word
         return self._stand_in("w", word)
+
+
+def _is_listed(found: re.Match[str]) -> bool:
+    """Whether it stands as names do: "with key, value: …", "(norm)"."""
+    text, start, end = found.string, found.start(), found.end()
+    around = text[start - 1 : start] + text[end : end + 1]
+    return found[0].endswith(":") or around[-1:] in (",", ";") or around in _ENCLOSING
 
 
 def _kept(part: str) -> bool:

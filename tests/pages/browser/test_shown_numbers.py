@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from playwright.sync_api import Browser
+from tests.support.made_pages import made_page
 from tests.support.shown_figures import duration, figure, parts_us, share
-from tests.support.watched_pages import Opener, Watched
+from tests.support.watched_pages import PHONE, Opener, Report, Watched, open_report
 
 from torchweld.core.not_measured import NotMeasured
+from torchweld.pages.page_html import html_of
 from torchweld.pages.page_records import PageSide
 from torchweld.pages.page_sections import sections_of
 
@@ -255,6 +261,37 @@ def test_every_table_can_be_copied(page: Watched) -> None:
         }).map((table) => table.closest("section").id)"""
     )
     assert missing == []
+
+
+def test_a_reason_is_said_once(browser: Browser, tmp_path: Path) -> None:
+    made = made_page()
+    busy = [NotMeasured(f"other work took {share} of the time") for share in ("a half", "all")]
+    told = tuple(
+        f"{side.name} was not measured: {why.reason}"
+        for side, why in zip(made.sides, busy, strict=True)
+    )
+    sides = tuple(
+        replace(side, step_us=why, account=why, explained=why, faults_per_step=None)
+        for side, why in zip(made.sides, busy, strict=True)
+    )
+    shown = replace(made, sides=sides, not_comparable=told, diff=None)
+    path = tmp_path / "busy.html"
+    path.write_text(html_of(shown))
+    page = open_report(browser, Report(path, shown))
+    doubts = page.texts("#verdict .doubt")
+    assert doubts == [f"Not comparable: {one}." for one in told]
+    page.tab.context.close()
+
+
+def test_long_names_break_between_their_parts(opened: Opener) -> None:
+    page = opened("gpt fused", size=PHONE)
+    broken = page.ask(
+        """[...document.querySelectorAll("#memory td")].filter((one) => one.querySelector("wbr"))
+          .map((one) => [...one.childNodes].map((part) => part.textContent))"""
+    )
+    assert broken
+    for parts in broken:
+        assert all(part == "" or part.endswith((".", "_", "::")) for part in parts[:-1])
 
 
 def test_copied_figures_are_in_full(opened: Opener) -> None:
