@@ -114,7 +114,7 @@ def measure(spot: ModelSpot, peers: Sequence[str], seconds: float) -> Measured:
 
 
 def figures(results: Sequence[Measured]) -> tuple[list[str], int]:
-    """Kept or missed, and the exit code."""
+    """What is kept or missed, and the exit code."""
     lines, code = [], 0
     for one in results:
         speeds = one.speeds

@@ -85,7 +85,7 @@ def uncorrected_profiles(monkeypatch: pytest.MonkeyPatch, brief_profiles: None) 
 
 @pytest.fixture
 def own_compilations() -> Iterator[None]:
-    """Nothing that torch.compile made before serves, nor what it makes now later."""
+    """Keeps compilations apart: earlier ones do not serve here, nor these later."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

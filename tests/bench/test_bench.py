@@ -372,7 +372,7 @@ def test_a_side_that_raises_is_left_out_and_the_others_go_on(
 
 
 def test_it_is_real_from_end_to_end() -> None:
-    """Nothing faked: whatever the machine's mood, there is a verdict with its reason."""
+    """Nothing is faked. On a busy machine too, there is a verdict with its reason."""
     torch.set_num_threads(1)
     cases = [case()]
     bench = plan(cases, ("torch",), seconds=0.3, callers=2)
@@ -418,7 +418,7 @@ def test_json_says_what_was_not_measured_and_why(fake: FakeCompare) -> None:
 
 
 def test_a_bench_of_version_2_still_loads() -> None:
-    """As torchweld wrote it when figures that nobody measured were NaN and infinities."""
+    """The file is from when figures that nobody measured were NaN and infinities."""
     data = json.loads((DATA / "bench_2.json").read_text())
     assert data["version"] == 2
     bench = Bench.from_dict(data)
@@ -441,7 +441,7 @@ def test_a_bench_of_version_2_still_loads() -> None:
 
 
 def test_a_bench_of_version_3_still_loads() -> None:
-    """As torchweld wrote it before it measured training."""
+    """The file is from before torchweld measured training."""
     data = json.loads((DATA / "bench_3.json").read_text())
     assert data["version"] == 3
     bench = Bench.from_dict(data)
@@ -458,7 +458,7 @@ def test_a_bench_of_version_3_still_loads() -> None:
 
 
 def test_a_bench_of_version_4_still_loads() -> None:
-    """As torchweld wrote it before it measured on GPUs."""
+    """The file is from before torchweld measured on GPUs."""
     data = json.loads((DATA / "bench_4.json").read_text())
     assert data["version"] == 4
     bench = Bench.from_dict(data)

@@ -208,7 +208,7 @@ def test_a_caller_that_raises_is_heard() -> None:
 @needs_signals
 @needs_onnxruntime
 def test_onnx_runtime_computes_every_activation_as_eager_does() -> None:
-    """In one process: each kind is loaded, run and judged, plain or gated."""
+    """Each kind is loaded, run and judged in one process, plain or gated."""
     names = [name for name in ACTIVATIONS if name != "identity"]
     mlps = [MlpShape(sizes=(8, 16, 4), activation=name) for name in names]
     mlps += [GATED, MlpShape(sizes=(8, 16), activation="identity")]

@@ -84,7 +84,7 @@ def plan_file(model_file: Path, tmp_path: Path, one_thread: None) -> str:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Nothing is timed, and sides run in this process; the kinds of malloc they were opened for."""
+    """The kinds of malloc that sides were opened for. They run in this process, untimed."""
     found: list[str] = []
 
     def local(threads: int, runtimes: Runtimes, malloc: Malloc) -> Stage:

@@ -231,7 +231,7 @@ def test_an_interrupt_shows_and_keeps_what_there_is(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_ctrl_c_ends_a_real_run_with_what_it_has(tmp_path: Path) -> None:
-    """As typed: SIGINT to the process in the middle of its rounds."""
+    """The process gets SIGINT in the middle of its rounds, as if typed."""
     out_file = tmp_path / "found.csv"
     command = [sys.executable, "-m", "torchweld", "bench", "--block", "gelu", "--sizes", "8x16"]
     command += ["--rows", ",".join(map(str, range(1, 200))), "--backend", "torch"]

@@ -242,7 +242,7 @@ def test_copies_that_a_layout_forces() -> None:
 
 
 def test_a_linear_on_a_transposed_input() -> None:
-    """As in a mixer: the product cannot take the strides, and copies."""
+    """A mixer has this: the product cannot take the strides, and copies."""
     mixer = nn.Linear(300, 4)
     found = findings(Function(lambda x: mixer(x.transpose(1, 2))), torch.randn(4, 300, 200))
     assert "linear (1)" in " ".join(found["layout-copy"].evidence)

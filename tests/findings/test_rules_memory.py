@@ -46,7 +46,7 @@ def test_no_margin_is_added_to_what_was_counted_without_the_profiler() -> None:
 
 
 def test_it_is_at_most_the_time_in_the_kernel() -> None:
-    """As far as ticks tell; a million steps leave no doubt."""
+    """Ticks tell that only roughly; a million steps leave no doubt."""
     faults = make_faults(1000, fault_us=1.5, system_us=600.0, system_steps=10**6)
     assert faults_in(step_with(faults)).saved_us == pytest.approx(600.0, rel=0.02)
     assert faults_in(step_with(replace(faults, system_us=DISTURBED))).saved_us == 1500.0

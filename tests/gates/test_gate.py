@@ -291,7 +291,7 @@ def test_a_process_of_its_own_gives_a_comparison_or_says_why_not(
 
 
 def call_process(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """As in CI: the plan is tuned, every gate is a new process, wall time included."""
+    """A gate as in CI: the plan is tuned, every gate is a new process, wall time is included."""
     command = [sys.executable, "-m", "torchweld", "gate", "--baseline", "main", "model.py:make"]
     env = {
         **os.environ,

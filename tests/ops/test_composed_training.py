@@ -1,4 +1,4 @@
-"""Without kernels: the ops of training in plain PyTorch give what the compiled ones give."""
+"""The ops of training in plain PyTorch, without kernels, give what the compiled ones give."""
 
 from __future__ import annotations
 

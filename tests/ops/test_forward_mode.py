@@ -79,7 +79,7 @@ def test_the_tangent_of_one_tensor_alone(only: int, packing: bool) -> None:
 
 
 def test_without_gradients_by_functional_call() -> None:
-    """As `torch.func` code passes parameters: the module's own have no tangent."""
+    """`torch.func` code passes parameters so: the module's own have no tangent."""
     mlp = packed_mlp("two")
     with torch.no_grad(), fwAD.dual_level():
         params = {

@@ -158,7 +158,7 @@ def derivatives(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_derivatives_are_those_of_eager(
     derivatives: ctypes.CDLL, activation: str, dtype: torch.dtype
 ) -> None:
-    """Also at kinks, where eager chooses a side, and NaN exactly where eager's is NaN."""
+    """Kinks count too, where eager chooses a side; NaN stands exactly where eager has it."""
     name, parameters = parse_activation(activation)
     special = torch.tensor(KINKS_AND_SPECIAL_VALUES, dtype=dtype)
     # Sixteen of each: torch's vector loops and its scalar ends differ at NaN.

@@ -109,7 +109,7 @@ def test_hooks_on_the_module_itself_do_not_stop_fusion() -> None:
 
 
 class LowRank(nn.Module):
-    """As adapters are added: the Linear inside, and something beside it."""
+    """The Linear with something beside it, as adapters are added."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ BIG_CHAIN = ("gelu/b;identity/b", (256, 1024, 256))  # enough work for several t
 def test_packed_rows_depend_on_nothing_but_themselves(
     spec: str, sizes: tuple[int, ...], isa: str, dtype: torch.dtype
 ) -> None:
-    """Not on how many rows there are, nor which, nor on how many threads work."""
+    """It does not matter how many rows there are, which ones, or how many threads work."""
     with using_isa(isa):
         tensors = random_tensors(sizes, parse_spec(spec), dtype)
         packed = torch.ops.torchweld.pack(tensors, spec)
@@ -196,7 +196,7 @@ def test_weights_are_read_where_they_lie_up_to_16_rows(
 def test_big_bf16_calls_are_left_to_torch_where_it_multiplies_bf16(
     isa: str, is_group: bool
 ) -> None:
-    """On such CPUs with the widest kernels, and nowhere else; the rule holds all the same."""
+    """Only such CPUs with the widest kernels do so. The rule holds all the same."""
     forms = parse_spec("gelu/b;silu/first;identity/b")
     sizes = (256, 256, 256, 256)
     spec = format_spec(forms)

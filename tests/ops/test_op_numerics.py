@@ -106,7 +106,7 @@ def test_many_more_blocks_obey_the_rule(
 def test_every_activation_gated_or_not(
     activation: str, isa: str, dtype: torch.dtype, rows: int
 ) -> None:
-    """As a hidden and as the last activation; every result is big enough to be judged."""
+    """Each is tried as a hidden and as the last one; every result is big enough to judge."""
     for gate in GATES:
         flag = "" if gate == "none" else f"/{gate}"
         forms = parse_spec(f"{activation}/b{flag};{activation}/b")
@@ -166,7 +166,7 @@ def test_nan_and_inf_come_out_where_eagers_do(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activation", ACTIVATION_TEXTS)
 def test_activations_of_special_values(activation: str, isa: str, dtype: torch.dtype) -> None:
-    """Through a product with 1: exactly eager's NaN, Inf and signs of zero."""
+    """A product with 1 passes them on: exactly eager's NaN, Inf and signs of zero."""
     info = torch.finfo(dtype)
     step = info.tiny * info.eps
     values = [*SPECIALS, 1e-3, -1e-3, 4.0, -4.0, 30.0, -30.0, 200.0, -200.0]
@@ -246,7 +246,7 @@ def test_zero_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_output_is_fresh(layers: int) -> None:
-    """Not a view of anything, also for what computes nothing but a copy."""
+    """It is a view of nothing, even if all that is computed is a copy."""
     x, eye = torch.randn(4, 16), torch.eye(16)
     spec = ";".join(["identity"] * layers)
     with kernel_runs("natural"):

@@ -90,7 +90,7 @@ def test_packed_bytes_counts_every_copy_in_a_model() -> None:
 
 
 def test_repack_forgets_all_copies() -> None:
-    """And so an edit counts at once that a sample cannot see."""
+    """So an edit counts at once, even one that a sample cannot see."""
     first, second = tw.FusedMLP((64, 64, 64)), tw.FusedMLP((64, 64, 64))
     model = nn.Sequential(first, nn.ReLU(), second).eval()
     x = torch.randn(3, 64)

@@ -60,7 +60,7 @@ def forged(tensor: Tensor, changes: dict[int, int]) -> Tensor:
 
 
 def test_a_forged_header_without_changes_is_a_right_one() -> None:
-    """Or the tests with others would prove nothing."""
+    """Otherwise the tests with changes would prove nothing."""
     tensor = packed()
     assert torch.equal(forged(tensor, {}), tensor)
     assert torch.equal(run(tensor.clone()), run(tensor))

@@ -78,7 +78,7 @@ def every_call(**fields: Any) -> Edit:
 
 
 def rows(*counts: int) -> Edit:
-    """As if it had been called with, and tuned for, other numbers of rows."""
+    """An edit after which blocks were called with, and tuned for, other numbers of rows."""
 
     def edit(one: dict[str, Any]) -> None:
         call, tuning = one["block"]["calls"][0], one["tunings"][0]

@@ -355,7 +355,7 @@ def test_inputs_that_the_model_does_not_take(inputs: Any) -> None:
 
 
 def test_a_stub_computes_nothing_and_reads_its_weights_outside_of_the_clock() -> None:
-    """By a clock that goes on by a second whenever somebody looks."""
+    """The clock goes on by a second whenever somebody looks."""
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4, dtype=torch.float32)).eval()
     blocks = list(tw.find(model, torch.randn(3, 8)))
     assert [block.path for block in blocks] == [""]

@@ -174,7 +174,7 @@ def batched() -> Callable[[], object]:
 
 @pytest.mark.parametrize("make", [mlp, convolution, batched])
 def test_recorded_ops_do_the_products_that_torch_counts(make: Callable[[], object]) -> None:
-    """As the profiler sees them, with ops inside ops: nothing is counted twice."""
+    """The profiler sees ops inside ops; nothing is counted twice."""
     run = make()
     assert callable(run)
     counter = FlopCounterMode(display=False)

@@ -38,7 +38,7 @@ def test_all_products_are_there_once(device: Device) -> None:
 
 
 def test_most_of_their_time_is_on_tensor_cores(device: Device) -> None:
-    """In TF32. Products of plain fp32, and gemv, are not; split sums do not say."""
+    """They are in TF32. Products of plain fp32 and gemv are not; split sums do not say."""
     found = on_tensor_cores_us(products_of(device))
     assert found[True] > 5 * found[False] > 0
     assert found[None] > 0

@@ -70,7 +70,7 @@ def test_fused_children_are_compared_at_the_module_that_fused_them() -> None:
 
 
 def test_a_value_that_goes_round_counts_once_whoever_wrote_it() -> None:
-    """As torch runs it: each product finds its bias copied into its result."""
+    """Torch runs it so: each product finds its bias copied into its result."""
     places = [("", "Net"), ("mlp", "Mlp")]
     x, hidden, active, out = (tensor(8, n, storage=n) for n in (63, 255, 254, 62))
 

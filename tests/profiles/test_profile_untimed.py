@@ -96,7 +96,7 @@ def test_long_rounds_that_are_all_disturbed_are_given_up(monkeypatch: pytest.Mon
 
 
 def test_waiting_for_a_core_is_noticed() -> None:
-    """As many threads as a machine has cores cannot all run beside others that never stop."""
+    """One thread per core cannot run all the time beside others that never stop."""
     threads = torch.get_num_threads()
     x = torch.randn(700, 700)
     try:

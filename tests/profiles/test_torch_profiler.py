@@ -27,7 +27,7 @@ PACKAGE = Path(torchweld.__file__).parent
 
 @pytest.fixture(params=["tree", "file"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """From the profiler's tree of events, or, where a release has none, through a trace."""
+    """Both ways to events: the profiler's tree, and a trace where a release has no tree."""
     if request.param == "file":
         monkeypatch.delattr(torch._C._autograd._ProfilerResult, "experimental_event_tree")
     return str(request.param)
@@ -220,7 +220,7 @@ def test_a_field_that_a_release_lacks_becomes_one_notice(
 
 
 def test_a_trace_gets_the_memory_that_the_tree_names() -> None:
-    """As for a GPU, whose kernels are in the trace alone: both come from one recording here."""
+    """A GPU's kernels are in the trace alone. Here both come from one recording."""
     model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.ones(3, 4)
     recorder = Recorder(shapes=True, memory=True)
     recorder.start()

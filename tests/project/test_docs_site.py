@@ -149,7 +149,7 @@ def test_search_works_without_a_server(site: Path) -> None:
     [("[x](nothing.md)", "nothing.md"), ("[x](install.md#no-such)", "no-such")],
 )
 def test_a_broken_link_fails_the_build(tmp_path: Path, text: str, complaint: str) -> None:
-    """In a copy of the docs; else nobody would notice if --strict stopped working."""
+    """A copy of the docs has one; else nobody would notice if --strict stopped working."""
     for name in ("docs", "scripts", "src", "examples", "csrc"):
         (tmp_path / name).mkdir()
     (tmp_path / "docs" / "README.md").write_text(

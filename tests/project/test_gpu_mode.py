@@ -103,7 +103,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_tensors_are_made_on_the_device_and_launches_are_noted() -> None:
-    """On `meta`, in place of a GPU that is not here."""
+    """`meta` stands for a GPU, which is not here."""
     with real_gpu(device="meta"):
         assert torch.ones(2).device.type == "meta"
         assert gpu_launches.launched() == []

@@ -107,7 +107,7 @@ def shown(text: str) -> None:
 
 
 def shown_as_html(value: Any) -> None:
-    """In a notebook, and as a page that reads back."""
+    """Shows it as in a notebook, and as a page that reads back."""
     shown(value._repr_html_())
     use_text(value.to_html())
 

@@ -148,7 +148,7 @@ def noise_of(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Flo
 
 @pytest.mark.parametrize("kind", ["normal", "exponential", "heavy", "two levels", "four levels"])
 def test_few_rounds_hardly_ever_see_a_difference_that_is_not_there(kind: str) -> None:
-    """Over all looks from the fifth round to the nineteenth; they add little to `ALPHA`."""
+    """All looks from the fifth round to the nineteenth count; they add little to `ALPHA`."""
     rng = np.random.default_rng(7)
     series, wrong = 4000, 0
     first, second, other = (noise_of(kind, rng, (series, 19)) for _ in range(3))

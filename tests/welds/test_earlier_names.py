@@ -112,7 +112,7 @@ def test_a_pickle_that_names_them_loads_without_a_word() -> None:
 
 
 def test_a_welded_model_of_the_earlier_modules_loads_in_a_new_process() -> None:
-    """Nothing was imported there that could hide a missing name."""
+    """No import there could hide a missing name."""
     code = f"""
 import torch
 saved = torch.load({str(SAVED)!r}, weights_only=False)

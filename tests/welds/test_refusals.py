@@ -549,7 +549,7 @@ def test_an_attribute_that_is_set_to_what_it_is_would_not_be_set_back() -> None:
 
 
 def test_what_the_reader_does_not_know_is_refused() -> None:
-    """As in peft's VBLoRA: topk of the module's own parameters gives two tensors at once."""
+    """peft's VBLoRA has this: topk of the module's own parameters gives two tensors at once."""
 
     class Chosen(nn.Module):
         def __init__(self) -> None:

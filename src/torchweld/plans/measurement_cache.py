@@ -54,7 +54,7 @@ class MeasurementCache:
 
     @staticmethod
     def of_this_machine(gpus: Sequence[str] = ()) -> MeasurementCache:
-        """For a model that is on these GPUs."""
+        """The cache for a model that is on these GPUs."""
         return MeasurementCache(cache_dir() / f"tuning-{fingerprint.key_here(gpus)}.json")
 
     def recall(self, about: object, kind: type[T]) -> T | None:

@@ -251,7 +251,7 @@ def details_text(plan: Plan) -> str:
 
 
 def dependencies_text(plan: Plan) -> str:
-    """For every block, the calls that it is valid for, and what is compared at each call."""
+    """The calls that each block is valid for, and what is compared at each call."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for one in plan.planned:
         block = one.block

@@ -120,7 +120,7 @@ def test_sizes(rows: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_weights_that_stay_and_weights_that_pass(
     resident: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through a panel, piece by piece, where a block's shared memory cannot hold all weights."""
+    """Weights pass through a panel where a block's shared memory cannot hold them all."""
     monkeypatch.setenv("TORCHWELD_HOST_SHARED", str(227 << 10 if resident else 64 << 10))
     forms = parse_spec("gelu/b;silu/b/separate;identity/b/t")
     sizes = (70, 80, 40, 90) if resident else (100, 80, 40, 90)
@@ -250,7 +250,7 @@ def test_not_a_number_and_infinity_stay_where_eager_has_them(width: int) -> None
 @pytest.mark.parametrize("width", [20, 300])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_dropout_is_the_masks(width: int, recompute: bool) -> None:
-    """With one bit per value, drawn by the op of the device, kept for the backward."""
+    """Masks have one bit per value, are drawn by the device's op, and kept for the backward."""
     spec = "gelu/b/drop:0.4;silu/b/separate/drop:0.25;identity/b/drop:0.5"
     forms = parse_spec(spec)
     widths = (9, width, 11, 5)

@@ -24,7 +24,7 @@ def overloads_of(namespace: str, base: str) -> tuple[Any, ...]:
 
 
 def is_composition(overload: Any) -> bool:
-    """Made of other ops on every device, so that they show below it."""
+    """Whether an op is made of other ops on every device, so that they show below it."""
     has = overload.has_kernel_for_dispatch_key
     keys = torch._C.DispatchKey
     return bool(has(keys.CompositeImplicitAutograd)) and not (has(keys.CPU) or has(keys.CUDA))

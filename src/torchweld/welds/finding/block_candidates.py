@@ -121,7 +121,7 @@ class Candidates:
             return _about_experts(module, refused)
 
     def _check_parts(self, module: nn.Module) -> None:
-        """Refused if a part, a module with tensors but without children, is not a Linear."""
+        """Raises Refused if a part, a module with tensors and no children, is not a Linear."""
         parts = [
             (self._seen[inner].order, name, inner)
             for name, inner in module.named_modules()
@@ -164,7 +164,7 @@ class Candidates:
 
 
 def check_evaluation(chain: Chain, evaluated: Chain, where: str = "") -> None:
-    """Refused unless evaluation differs from training in dropout alone: a weld serves both."""
+    """Raises Refused unless only dropout tells evaluation from training: a weld serves both."""
     if any(evaluated.dropout):
         raise Refused("drops out in evaluation too", "aten.dropout", where)
     if evaluated != replace(chain, dropout=()):
@@ -220,7 +220,7 @@ def _without_product(refused: Refused) -> Refused:
 
 
 def check_state(module: nn.Module) -> None:
-    """Refused if more runs than the modules' own code on plain parameters."""
+    """Raises Refused if more runs than the modules' own code on plain parameters."""
     for name, inner in module.named_modules():
         what = name or "it"
         if closed := closed_reason(inner):
@@ -247,7 +247,7 @@ def check_state(module: nn.Module) -> None:
 
 
 def check_signatures(module: nn.Module, seen: SeenModule) -> None:
-    """Refused if calls had arguments or results that a chain cannot have."""
+    """Raises Refused if calls had arguments or results that a chain cannot have."""
     where = defined_at(module)
     if seen.unreadable:
         raise Refused(seen.unreadable, "", where)
@@ -272,7 +272,7 @@ def check_signatures(module: nn.Module, seen: SeenModule) -> None:
 
 
 def check_outputs(module: nn.Module, seen: SeenModule) -> None:
-    """Refused if a call did not return one tensor with the rows of an argument."""
+    """Raises Refused if a call did not return one tensor with the rows of an argument."""
     where = defined_at(module)
     for signature in seen.filled:
         output = signature.output
@@ -291,7 +291,7 @@ def check_outputs(module: nn.Module, seen: SeenModule) -> None:
 
 
 def _check_values(module: nn.Module, given: dict[str, Any], where: str) -> None:
-    """Refused if an argument is neither a tensor, None, nor the default of forward."""
+    """Raises Refused if an argument is not a tensor, None or the default of forward."""
     signature = forward_signature(module)
     parameters = {} if signature is None else signature.parameters
     for name, spec in given.items():

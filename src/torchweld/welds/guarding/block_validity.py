@@ -130,7 +130,7 @@ def resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def _check_effects(module: nn.Module, signatures: Iterable[Signature], facts: Facts) -> None:
-    """Refused if a call changes something it depends on: a list it appends to, a counter."""
+    """Raises Refused if a call changes what it depends on: a list, a counter."""
     before = Observed(facts)
     for signature in signatures:
         with traceable(module, signature) as (own, given, _), refusing():
@@ -140,7 +140,7 @@ def _check_effects(module: nn.Module, signatures: Iterable[Signature], facts: Fa
 
 
 def _check_modes(module: nn.Module, facts: Facts, signatures: Iterable[Signature]) -> None:
-    """Refused if the code asks for the layout of arguments that were not contiguous."""
+    """Raises Refused if the code asks for the layout of arguments that were not contiguous."""
     if "layout" in facts.modes:
         specs = [s for one in signatures for _, s in one.arguments if isinstance(s, TensorSpec)]
         if not all(spec.contiguous for spec in specs):

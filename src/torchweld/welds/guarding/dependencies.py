@@ -154,7 +154,7 @@ class _DependencySearch:
             self._reached.note_value(found, f"builtin {name}", where)
 
     def _check_explained(self) -> None:
-        """Refused if a function ran that no fact leads to: it could be replaced unseen."""
+        """Raises Refused if no fact leads to a function that ran: it could be replaced unseen."""
         for one in self._ran:
             code = one.code
             if code in self._reached.explained or not is_users(code.co_filename):

@@ -276,7 +276,7 @@ _SWAPPED = "_has_compatible_shallow_copy_type"
 
 
 def _check_functional(graph: fx.Graph) -> None:
-    """Refused if an op is left that changes a tensor in place: the trace did not follow it."""
+    """Raises Refused if an in-place op is left: the trace did not follow it."""
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
