@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.helpers import ISAS, kernel_runs
-from tests.support.mlps import by_hand, same_as_by_hand
+from tests.support.mlps import LowRank, by_hand, same_as_by_hand
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.hooks import RemovableHandle
@@ -106,19 +106,6 @@ def test_hooks_on_the_module_itself_do_not_stop_fusion() -> None:
     with torch.no_grad():
         same_as_by_hand(mlp, x, "packed")
     assert len(seen) == 1
-
-
-class LowRank(nn.Module):
-    """The Linear with something beside it, as adapters are added."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.a, self.b = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x) + self.b(self.a(x))
-        return y
 
 
 class Shouting(nn.Linear):

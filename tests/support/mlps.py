@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tests.support.helpers import fixed, kernel_runs
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchweld as tw
 from torchweld.core.activations import ACTIVATIONS, parse_activation
@@ -104,3 +104,16 @@ def in_place(mlp: tw.FusedMLP) -> None:
     with torch.no_grad():
         for parameter in mlp.parameters():
             parameter.add_(0.1)
+
+
+class LowRank(nn.Module):
+    """A Linear with a branch beside it, as adapters are added."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.a, self.b = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + self.b(self.a(x))
+        return y

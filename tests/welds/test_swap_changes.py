@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.helpers import ISAS, kernel_runs
+from tests.support.mlps import LowRank
 from tests.support.swap_blocks import (
     CASES,
     GATED,
@@ -182,19 +183,6 @@ def test_packed_copies_are_dropped() -> None:
 
 
 # ---- changes of the module run the original ----
-
-
-class LowRank(nn.Module):
-    """An adapter as commonly added: the Linear inside, and a branch beside it."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.a, self.b = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x) + self.b(self.a(x))
-        return y
 
 
 class Doubled(nn.Module):
