@@ -6,6 +6,7 @@
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/FuncTorchTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -189,6 +190,7 @@ class BlockNode final : public torch::autograd::Node {
   // Where the parameters are now, and with hooks on saved tensors, which tensors they are.
   void note_places(TensorList params) {
     if (!std::all_of(params.begin(), params.end(), Place::known_of)) return;
+    const bool hooked = !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
     const Spec& spec = spec_of(backward_.spec);
     size_t i = 0;
     for (const LayerSpec& layer : spec)
@@ -198,7 +200,7 @@ class BlockNode final : public torch::autograd::Node {
         // The product with a weight that is not transposed saves that weight itself, whose memory
         // is the new one after `p.data = …`; that of a transposed one saves a view of the old.
         if (!(weight && layer.transposed)) places_.back().emplace(params[i]);
-        if (kept_[1 + i].has_hooks()) hooked_.emplace_back(params[i].getIntrusivePtr());
+        if (hooked) hooked_.emplace_back(params[i].getIntrusivePtr());
       }
   }
   // Whether `now`, which is what parameter i was unpacked to, is not where the parameter was at the
