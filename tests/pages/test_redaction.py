@@ -246,10 +246,10 @@ def test_of_a_command_only_verb_options_and_figures_stay() -> None:
 
 def test_what_a_module_says_of_itself_is_figures_and_settings_of_torch() -> None:
     profile = blocks()
-    extra = "in_features=6, bias=True, attention=zebra, p=0.1"
+    extra = "in_features=6, bias=True, attention=zebra, p=0.1, eps=1e-05"
     modules = tuple(replace(one, extra=extra) for one in profile.modules)
     found = redacted(page_of([replace(profile, modules=modules)]))
-    assert found.sides[0].modules[0].extra == "in_features=6, bias=True, w1=w2, p=0.1"
+    assert found.sides[0].modules[0].extra == "in_features=6, bias=True, w1=w2, p=0.1, eps=1e-05"
 
 
 def test_a_page_is_marked_and_not_joined_with_another() -> None:
@@ -276,6 +276,8 @@ def test_what_torchweld_says_stays_readable() -> None:
     [
         ("refused (modelling_zorro.py:212)", "refused (file1)"),
         ("torchweld fuse /home/zed/x.py:make --input 8x768", "torchweld fuse file1 --input 8x768"),
+        ("in plans/attention/model: 12.3 GB/s", "in file1: 12.3 GB/s"),
+        ("C:\\model\\plan, \\\\head\\plan, or 3/4 of it", "file1, file2, or 3/4 of it"),
         ("zed@example.org on 10.1.22.7", "host1 on host2"),
         ("zorro::dispatch, then mm", "op1, then mm"),
         ("commit 94560275a6e2", "commit w1"),

@@ -79,8 +79,11 @@ _SIZES = re.compile(
     r"\d[\d.,x×→–…:-]*(?:e[+-]?\d+)?(?:x|k|M|G|T|B|kB|MB|GB|s|ms|µs|ns|%|FLOP|th|st|nd|rd)?"
 )
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+|@")
+_SETTING = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?\b|\w*[^\W\d]\w*")
 _LETTERED = re.compile(r"\w*[^\W\d]\w*")
-_FILE = re.compile(r"[~/].*|.*\.(py|pyc|json|gz|html?|so|sqlite|cpp|cu|h|csv|pt|txt|sh)(:.*)?")
+# A path in a file system, but no rate.
+_FOLDERS = re.compile(r"(?!(?:[kMGT]?(?:FLOPs?|B)|calls)/s$|I/O$).*[\w:.][/\\]+\w.*")
+_FILE = re.compile(r"[~/\\].*|.*\.(py|pyc|json|gz|html?|so|sqlite|cpp|cu|h|csv|pt|txt|sh)(:.*)?")
 # The name of a GPU, which says no more than that of a CPU.
 _DEVICE = (
     r"\b(?:NVIDIA|AMD|Intel)(?: (?:Instinct|GeForce|RTX|GTX|Radeon|Tesla|Arc))* "
@@ -232,7 +235,7 @@ class StandIns:
 
     def extra(self, text: str) -> str:
         """What a module says of itself: figures, and the settings of torch's modules."""
-        return _LETTERED.sub(
+        return _SETTING.sub(
             lambda found: (
                 found[0]
                 if found[0] in EXTRAS or _SIZES.fullmatch(found[0])
@@ -257,7 +260,7 @@ class StandIns:
             return f"{option}{sign}{self._argument(value)}" if sign else option
         if not word or _SIZES.fullmatch(word) or is_torch_class(word):
             return word
-        return self._stand_in("file" if _FILE.fullmatch(word) else "argument", word)
+        return self._stand_in("file" if _is_file(word) else "argument", word)
 
     def environment(self, name: str, value: str) -> tuple[str, str]:
         """A row; its value may be of two measurements."""
@@ -300,7 +303,7 @@ class StandIns:
         if "::" in plain:
             public = is_public_op(plain)
             return (plain if public else self._stand_in("op", plain)) + ending
-        if _FILE.fullmatch(plain):
+        if _is_file(plain):
             return self._stand_in("file", plain) + ending
         if _PATH.search(plain) and WORD.match(plain):
             return self.path(plain) + ending
@@ -312,6 +315,10 @@ class StandIns:
         if is_own_word(word) or is_torch_class(word) or _SIZES.fullmatch(word):
             return word
         return self._stand_in("w", word)
+
+
+def _is_file(text: str) -> bool:
+    return bool(_FILE.fullmatch(text) or _FOLDERS.fullmatch(text))
 
 
 def _is_listed(found: re.Match[str]) -> bool:
