@@ -4,23 +4,22 @@
     python -m scripts.gpu_kernels --check      # compares with it, and writes nothing
     python -m scripts.gpu_kernels --check --target sm_90 --case "linear gelu bf16 64x64x64"
 
-Each kernel is compiled with each of its tiles for each target with one activation, and with each
-activation once. A row has registers, shared memory, spills, and the product instructions that were
-really used. The file is under review: a change in it is a change of the kernels. Another Triton
-than the pinned one has a file of its own.
+Each kernel is compiled with each of its tiles for each target with one activation, with each
+activation once, and in each form that its switches and strides give it, with one tile. A row has
+registers, shared memory, spills, and the product instructions that were really used. The file is
+under review: a change in it is a change of the kernels. Another Triton than the pinned one has a
+file of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,13 @@ os.environ.pop("TRITON_INTERPRET", None)
 if "TRITON_CACHE_DIR" not in os.environ:
     os.environ["TRITON_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "triton-cache")
 
-import torch
 import triton
 from scripts import gpu_resources
+from scripts.gpu_kernel_cases import KernelCase, all_cases
 from scripts.gpu_resources import Recorded, Resources, Table
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
-
-from torchweld.core.activations import ACTIVATIONS
-from torchweld.ops.gpu import kernel_tiles, triton_narrow, triton_pointwise, triton_products
-from torchweld.ops.gpu.kernel_tiles import Tile
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -49,144 +44,6 @@ TARGETS = {
 }
 COUNTED = ("HMMA", "HGMMA", "UTCHMMA", "LDL", "STL")
 BINARIES = Path(nvidia.__file__).parent / "bin"
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-@dataclass(frozen=True)
-class KernelCase:
-    """One kernel with one tile: what to compile. `types` and `constants` are by argument."""
-
-    name: str
-    kernel: Any
-    tile: Tile
-    types: dict[str, Any]
-    constants: dict[str, Any]
-    products: bool = False  # of 16 bits
-
-
-# ---- what to compile ----
-
-# Strides that are 1 in contiguous tensors. Triton compiles them as constants, and knows of other
-# sizes, strides and pointers that 16 divides them, if it does.
-_ONES = (
-    *("x_k", "gate_k", "up_k", "g_j", "w_n", "w2_n", "grad_n", "d_n"),
-    *("gate_bias_n", "up_bias_n"),
-)
-_FLOATS = {"scale": "fp32", "p0": "fp32", "p1": "fp32", "p": "fp32"}
-
-
-def _case(
-    name: str,
-    kernel: Any,
-    tile: Tile,
-    dtype: str,
-    constants: dict[str, Any],
-    products: bool = False,
-) -> KernelCase:
-    """Pointers by their names, sizes and strides as int32, the rest as constants."""
-    types: dict[str, Any] = {}
-    pointwise = kernel is triton_pointwise.torchweld_pointwise
-    ones = (*_ONES, "gate_n", "up_n") if pointwise else _ONES
-    constants = constants | {name: 1 for name in ones if name in kernel.arg_names}
-    pointers = {"mask": "*u8", "seed": "*i64", "gate_sums": "*fp32", "up_sums": "*fp32"}
-    integers = re.compile(r"^(M|N|K|J|BYTES|.*_[mnkj])$")
-    for argument in kernel.arg_names:
-        if argument in constants:
-            continue
-        if argument in _FLOATS:
-            types[argument] = _FLOATS[argument]
-        elif integers.match(argument):
-            types[argument] = "i32"
-        else:
-            types[argument] = pointers.get(argument, f"*{dtype}")
-    return KernelCase(name, kernel, tile, types, constants, products)
-
-
-def _pointwise_cases(activation: str, dtype: str = "bf16") -> Iterator[KernelCase]:
-    common = {"ACT": activation, "DROPS": False}
-    for gated in (False, True):
-        name, tile = ("gated " if gated else "") + activation, kernel_tiles.POINTWISE
-        sizes = {"BM": tile.rows, "BN": tile.columns}
-        yield _case(
-            f"pointwise {name} {dtype}", triton_pointwise.torchweld_pointwise, tile, dtype,
-            {**common, "GATED": gated, "HAS_BIAS": True, **sizes},
-        )  # fmt: skip
-        tile = kernel_tiles.POINTWISE_BACKWARD
-        sizes = {"BM": tile.rows, "BN": tile.columns}
-        yield _case(
-            f"pointwise backward {name} {dtype}", triton_pointwise.torchweld_pointwise_backward,
-            tile, dtype, {**common, "GATED": gated, "HIDDEN": True, "SUMS": True, **sizes},
-        )  # fmt: skip
-
-
-def _product_cases(dtype: torch.dtype, precision: str) -> Iterator[KernelCase]:
-    short = SHORT[dtype]
-    wide = "" if short != "fp32" else f" {precision}"
-    kernels = {
-        "linear": (triton_products.torchweld_linear, {"HAS_BIAS": True, "SAVES": False}),
-        "linear_backward": (
-            triton_products.torchweld_linear_backward,
-            {"HIDDEN": True, "SUMS": True, "PAIRS": 1},
-        ),
-    }
-    for (name, (kernel, own)), gated in itertools.product(kernels.items(), (False, True)):
-        form = "gated silu" if gated else "gelu"
-        for tile in kernel_tiles.candidates(name, gated, dtype):
-            constants = {
-                "ACT": form.split()[-1], "GATED": gated, "DROPS": False, "PRECISION": precision,
-                "BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "GROUP": tile.group,
-            }  # fmt: skip
-            shown = f"{name} {form} {short}{wide} {tile.rows}x{tile.columns}x{tile.depth}"
-            yield _case(shown, kernel, tile, short, constants | own, short != "fp32")
-
-
-def _narrow_case(dtype: torch.dtype, widths: tuple[int, ...], rows: int) -> KernelCase:
-    short, layers = SHORT[dtype], len(widths) - 1
-    tile = Tile(rows=rows, columns=0, warps=8, stages=2)
-    chunks = tuple(
-        kernel_tiles.narrow_chunk(K, N, dtype.itemsize) for K, N in itertools.pairwise(widths)
-    )
-    each = (f"*{short}",) * layers
-    types: dict[str, Any] = {"x": f"*{short}", "y": f"*{short}", "M": "i32"}
-    types |= dict.fromkeys(("gates", "ups", "gate_biases", "up_biases", "zs", "vs"), each)
-    types |= {"x_m": "i32", "strides": (("constexpr", "i32") * 2 + ("constexpr",) * 2,) * layers}
-    constants = {
-        "SIZES": widths, "PADDED": widths, "CHUNKS": chunks, "LAYERS": layers,
-        "ACTS": ("gelu",) * (layers - 1) + ("identity",), "P0": (0.0,) * layers,
-        "P1": (0.0,) * layers, "GATED": (False,) * layers, "BIASED": (True,) * layers,
-        "SAVED": (False,) * layers, "PRECISION": "ieee", "BM": rows, "x_k": 1,
-    }  # fmt: skip
-    shown = "-".join(map(str, widths))
-    return KernelCase(
-        f"narrow {shown} {short} {rows} rows", triton_narrow.torchweld_narrow, tile, types,
-        constants, short != "fp32",
-    )  # fmt: skip
-
-
-def tile_cases() -> list[KernelCase]:
-    """Each kernel with each tile and one activation."""
-    cases = list(_pointwise_cases("gelu"))
-    for dtype, precision in (
-        (torch.bfloat16, "ieee"), (torch.float16, "ieee"),
-        (torch.float32, "ieee"), (torch.float32, "tf32"),
-    ):  # fmt: skip
-        cases += _product_cases(dtype, precision)
-    for rows in kernel_tiles.NARROW_ROWS:
-        cases.append(_narrow_case(torch.bfloat16, (64, 256, 64), rows))
-    cases.append(_narrow_case(torch.bfloat16, (256, 256, 256, 256), 16))
-    cases.append(_narrow_case(torch.float32, (64, 256, 64), 16))
-    cases.append(_narrow_case(torch.float32, (256, 256, 256), 16))
-    tile = kernel_tiles.DROPOUT
-    cases.append(
-        _case("dropout mask", triton_pointwise.torchweld_dropout_mask, tile, "fp32",
-              {"BM": tile.rows, "BN": tile.columns})
-    )  # fmt: skip
-    return cases
-
-
-def activation_cases() -> list[KernelCase]:
-    """Each activation once, in the pointwise kernels: they have both formulas."""
-    return [case for name in ACTIVATIONS for case in _pointwise_cases(name, "fp32")]
 
 
 # ---- compiling ----
@@ -206,6 +63,7 @@ def _nested_ones(case: KernelCase) -> dict[tuple[int, ...], int]:
 
 
 def compiled(case: KernelCase, target: GPUTarget) -> Any:
+    """The kernel, compiled for a GPU that need not be there."""
     arguments = case.kernel.arg_names
     signature = {name: case.types.get(name, "constexpr") for name in arguments}
     constants: dict[tuple[int, ...], Any] = {
@@ -215,7 +73,7 @@ def compiled(case: KernelCase, target: GPUTarget) -> Any:
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(arguments)
-        if isinstance(case.types.get(name), str) and case.types[name] != "fp32"
+        if case.aligned and isinstance(case.types.get(name), str) and case.types[name] != "fp32"
     }
     source = ASTSource(case.kernel, signature, constants, aligned)
     return triton.compile(source, target=target, options=case.tile.launch)
@@ -252,10 +110,6 @@ def resources(case: KernelCase, target: GPUTarget) -> Resources:
 
 def _there(counted: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counted.items() if count}
-
-
-def all_cases() -> dict[str, KernelCase]:
-    return {case.name: case for case in (*tile_cases(), *activation_cases())}
 
 
 def measured(

@@ -189,3 +189,50 @@ def test_offsets_beyond_two_billion_elements(way: str) -> None:
         far_y = torch.ops.torchweld.chain_way(x, tensors, "gelu/b;identity", way)
         near_y = torch.ops.torchweld.chain_way(values, tensors, "gelu/b;identity", way)
     torch.testing.assert_close(far_y, near_y, rtol=0, atol=0)
+
+
+class FarMemory:
+    """Tensors whose features lie `stride` elements apart, all in one piece of memory.
+
+    The pages in between are never touched.
+    """
+
+    def __init__(self, features: int, stride: int) -> None:
+        self._stride, self._next = stride, 0
+        self._memory = torch.empty(features * stride, dtype=torch.float16)
+
+    def like(self, values: Tensor) -> Tensor:
+        """A copy; rows lie beside each other."""
+        strides = (1, self._stride) if values.dim() == 2 else (self._stride,)
+        storage, far = self._memory.untyped_storage(), self._memory.new_empty(0)
+        far.set_(storage, self._next, values.shape, strides)
+        self._next += values.shape[0] if values.dim() == 2 else 1
+        return far.copy_(values)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "spec", ["gelu/b;identity/b", "gelu/b/t;tanh/b/t", "silu/b/separate;gelu/b"]
+)
+@pytest.mark.parametrize(
+    ("features", "stride"),
+    [(3, 2**30), (18, 2**27)],  # the second reaches 2^31 by one step of 16 in a product
+)
+def test_features_that_lie_two_billion_elements_apart(
+    way: str, spec: str, features: int, stride: int
+) -> None:
+    """A stride of less than 2^31 is passed in 32 bits; what it is multiplied to is not."""
+    forms = parse_spec(spec)
+    tensors = random_tensors((features,) * 3, forms, torch.float16)
+    near = [torch.randn(2, features).half(), *tensors]
+    grad = torch.randn(2, features).half()
+    memory = FarMemory(features, stride)
+    results = []
+    for place in (torch.clone, memory.like):
+        *leaves, above = (place(t) for t in (*near, grad))
+        leaves = [t.requires_grad_() for t in leaves]
+        with forcing(SMALL):
+            y = torch.ops.torchweld.chain_way(leaves[0], leaves[1:], spec, way)
+            results.append([y, *torch.autograd.grad(y, leaves, above)])
+    for far, one in zip(*results, strict=True):
+        torch.testing.assert_close(far, one, rtol=1e-3, atol=1e-3)

@@ -22,7 +22,8 @@ def narrow_product(
     steps = tl.arange(0, PK)
     columns = first + tl.arange(0, CHUNK)
     inside = (steps[:, None] < K) & (columns[None, :] < N)
-    tile = tl.load(w + steps[:, None] * w_k + columns[None, :] * w_n, mask=inside, other=0.0)
+    at = w + steps[:, None].to(tl.int64) * w_k + columns[None, :].to(tl.int64) * w_n
+    tile = tl.load(at, mask=inside, other=0.0)
     found = tl.dot(h, tile, input_precision=PRECISION)
     if HAS_BIAS:
         found += row_of(bias, columns, N, bias_n)
@@ -83,7 +84,8 @@ def torchweld_narrow(
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     steps = tl.arange(0, PADDED[0])
     inside = (rows[:, None] < M) & (steps[None, :] < SIZES[0])
-    h = tl.load(x + rows[:, None] * x_m + steps[None, :] * x_k, mask=inside, other=0.0)
+    at = x + rows[:, None] * x_m + steps[None, :].to(tl.int64) * x_k
+    h = tl.load(at, mask=inside, other=0.0)
     for i in tl.static_range(LAYERS):
         h = narrow_layer(
             h, rows, gates[i], ups[i], gate_biases[i], up_biases[i], zs[i], vs[i], y, M, strides[i],

@@ -1,7 +1,8 @@
 """Pointwise Triton kernels: bias and activation, gates, their gradients, and dropout masks.
 
 All take any strides, so gate and up may be halves of one tensor, or lie in turn. Rows are the first
-axis of the grid, which has room for them. Offsets of rows are 64 bits wide. M rows, N columns.
+axis of the grid, which has room for them. Offsets are 64 bits wide: Triton passes a stride below
+2^31 in 32 bits, so columns are widened before they are multiplied by one. M rows, N columns.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def kept_factor(mask, rows, columns, there, stride, scale):
 
 @triton.jit
 def row_of(bias, columns, N, stride):
-    return tl.load(bias + columns * stride, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    at = bias + columns.to(tl.int64) * stride
+    return tl.load(at, mask=columns < N, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -41,13 +43,13 @@ def torchweld_pointwise(
 ):  # fmt: skip
     """y = act(gate + bias) * (up + bias), contiguous; without a gate, act(gate + bias)."""
     rows, columns, there = tile_of(tl.program_id(0), tl.program_id(1), M, N, BM, BN)
-    at_gate = gate + rows[:, None] * gate_m + columns[None, :] * gate_n
+    at_gate = gate + rows[:, None] * gate_m + columns[None, :].to(tl.int64) * gate_n
     z = tl.load(at_gate, mask=there, other=0.0).to(tl.float32)
     if HAS_BIAS:
         z += row_of(gate_bias, columns, N, gate_bias_n)
     value = activation(z, p0, p1, ACT)
     if GATED:
-        at_up = up + rows[:, None] * up_m + columns[None, :] * up_n
+        at_up = up + rows[:, None] * up_m + columns[None, :].to(tl.int64) * up_n
         v = tl.load(at_up, mask=there, other=0.0).to(tl.float32)
         if HAS_BIAS:
             v += row_of(up_bias, columns, N, up_bias_n)
@@ -77,7 +79,7 @@ def store_gradients(
     if DROPS:
         kept = kept_factor(mask, rows, columns, there, mask_m, scale)
         d *= kept
-    to = rows[:, None] * grad_m + columns[None, :] * grad_n
+    to = rows[:, None] * grad_m + columns[None, :].to(tl.int64) * grad_n
     at_sums = tile.to(tl.int64) * N + columns
     if GATED:
         factor = tl.load(v + at, mask=there, other=0.0).to(tl.float32)
@@ -108,7 +110,7 @@ def torchweld_pointwise_backward(
 ):  # fmt: skip
     tile = tl.program_id(0)
     rows, columns, there = tile_of(tile, tl.program_id(1), M, N, BM, BN)
-    at_d = d + rows[:, None] * d_m + columns[None, :] * d_n
+    at_d = d + rows[:, None] * d_m + columns[None, :].to(tl.int64) * d_n
     given = tl.load(at_d, mask=there, other=0.0).to(tl.float32)
     store_gradients(
         given, rows, columns, there, tile, z, v, h, gate_grad, up_grad, gate_sums, up_sums, mask,

@@ -4,7 +4,8 @@
 `torchweld_linear_backward`: the gradient of a layer's output as a product, and in its epilogue the
 gradients of the layer's pre-activations and the sums for its biases.
 
-Any sizes and strides: tiles are masked. Sums are in fp32. M rows, K in, N out.
+Any sizes and strides: tiles are masked, and offsets have 64 bits. Sums are in fp32. M rows, K in,
+N out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from torchweld.ops.gpu.triton_math import activation
-from torchweld.ops.gpu.triton_pointwise import kept_factor, row_of, store_gradients
+from torchweld.ops.gpu.triton_pointwise import kept_factor, row_of, store_gradients, tile_of
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def add_product(
     PRECISION: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """total + a · b, a being [M, K] and b [K, N]."""
-    steps = tl.arange(0, BK)
+    steps, depth = tl.arange(0, BK), tl.full((), BK, tl.int64)
     at_a = a + rows[:, None] * a_m + steps[None, :].to(tl.int64) * a_k
     at_b = b + steps[:, None].to(tl.int64) * b_k + columns[None, :].to(tl.int64) * b_n
     for k in range(0, K, BK):
@@ -42,8 +43,8 @@ def add_product(
         x = tl.load(at_a, mask=(rows[:, None] < M) & (steps[None, :] < left), other=0.0)
         w = tl.load(at_b, mask=(steps[:, None] < left) & (columns[None, :] < N), other=0.0)
         total = tl.dot(x, w, total, input_precision=PRECISION)
-        at_a += BK * a_k
-        at_b += BK * b_k
+        at_a += depth * a_k
+        at_b += depth * b_k
     return total
 
 
@@ -57,12 +58,10 @@ def torchweld_linear(
 ):  # fmt: skip
     """y = act(x · gate + bias) * (x · up + bias); z and v get the pre-activations, if SAVES."""
     row_tile, column_tile = tile_numbers(M, N, BM, BN, GROUP)
-    rows = row_tile.to(tl.int64) * BM + tl.arange(0, BM)
-    columns = column_tile * BN + tl.arange(0, BN)
-    there = (rows[:, None] < M) & (columns[None, :] < N)
+    rows, columns, there = tile_of(row_tile, column_tile, M, N, BM, BN)
     of_gate = tl.zeros((BM, BN), tl.float32)
     of_up = tl.zeros((BM, BN), tl.float32)
-    steps = tl.arange(0, BK)
+    steps, depth = tl.arange(0, BK), tl.full((), BK, tl.int64)
     at_x = x + rows[:, None] * x_m + steps[None, :].to(tl.int64) * x_k
     at_gate = gate + steps[:, None].to(tl.int64) * gate_k + columns[None, :].to(tl.int64) * gate_n
     at_up = up + steps[:, None].to(tl.int64) * up_k + columns[None, :].to(tl.int64) * up_n
@@ -75,9 +74,9 @@ def torchweld_linear(
         if GATED:
             of_up = tl.dot(part, tl.load(at_up, mask=inside, other=0.0), of_up,
                            input_precision=PRECISION)  # fmt: skip
-        at_x += BK * x_k
-        at_gate += BK * gate_k
-        at_up += BK * up_k
+        at_x += depth * x_k
+        at_gate += depth * gate_k
+        at_up += depth * up_k
     at = rows[:, None] * N + columns[None, :]
     if HAS_BIAS:
         of_gate += row_of(gate_bias, columns, N, gate_bias_n)
@@ -108,9 +107,7 @@ def torchweld_linear_backward(
     g, g2: gradients of the next layer's pre-activations, [M, J]. w, w2: its weights, [J, N].
     """
     row_tile, column_tile = tile_numbers(M, N, BM, BN, GROUP)
-    rows = row_tile.to(tl.int64) * BM + tl.arange(0, BM)
-    columns = column_tile * BN + tl.arange(0, BN)
-    there = (rows[:, None] < M) & (columns[None, :] < N)
+    rows, columns, there = tile_of(row_tile, column_tile, M, N, BM, BN)
     d = tl.zeros((BM, BN), tl.float32)
     d = add_product(d, g, w, rows, columns, M, N, J, g_m, g_j, w_j, w_n, PRECISION, BK)
     if PAIRS == 2:
