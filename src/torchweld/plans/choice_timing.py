@@ -22,6 +22,7 @@ from torchweld.core.saved_tensors import saved_bytes
 from torchweld.machine.device_waiting import wait_for_gpu
 from torchweld.machine.hardware import hardware
 from torchweld.plans.block_calls import block_call, block_forward, input_like, module_of
+from torchweld.plans.choice_verifying import said_by
 from torchweld.plans.plan import UNASKED, Verdict
 from torchweld.plans.time_budget import least_budget_s
 from torchweld.timing import Comparison, compare
@@ -114,9 +115,12 @@ def time_choices(
     try:
         timed = time_ways(model, runs, (), ways, turns=turns, budget_s=budget_s)
         return with_saved_bytes(model, blocks[0], x, ways, timed) if training else timed
-    except TorchweldError:  # one of them cannot be welded
-        if len(choices) == 1:
+    except Exception as error:
+        # One of them cannot be welded, or its backend failed: the modules' own code ran above.
+        if len(choices) == 1 and isinstance(error, TorchweldError):
             return {}
+        if len(choices) == 1:
+            return none_timed(choices, f"it failed while it was timed: {said_by(error)}")
         share_s = budget_s / len(choices)
         alone = [time_choices(model, blocks, call, [c], training, share_s) for c in choices]
         return {choice: timed for one in alone for choice, timed in one.items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from torchweld.core.blocks import LayerForm, parse_spec, split_tensors, with_dropout
 from torchweld.core.not_measured import NotMeasured
+from torchweld.core.safe_text import clean
 from torchweld.numerics.numerical_rule import Judgement, check_block
 from torchweld.ops import backends
 from torchweld.ops.backends.backend import Form, device_of
@@ -25,6 +26,7 @@ from torchweld.welds.weld_decisions import Choice
 # large.
 MOST_VERIFIED_ROWS = 32
 MOST_VERIFIED_COLUMNS = 4096
+MOST_SAID = 400  # characters of what a backend said when it failed
 
 
 def verify_choice(
@@ -33,7 +35,15 @@ def verify_choice(
     """Whether the choice gives right numbers, by the numerical rule; nothing is timed.
 
     In training the gradients are judged too. A block with dropout is verified while it drops out.
+    A backend that fails is a trial with its reason: the plan goes on with the others.
     """
+    try:
+        return _verify(model, block, call, choice, training)
+    except Exception as error:
+        return failed(choice, error)
+
+
+def _verify(model: nn.Module, block: Block, call: Call, choice: Choice, training: bool) -> Trial:
     tensors = [tensor.detach() for tensor in tensors_of(model, block)]
     forms = parse_spec(block.form)
     if training:
@@ -115,6 +125,26 @@ def brief(value: float) -> float:
 def unverified(choice: Choice, verdict: Verdict, reason: str) -> Trial:
     why = NotMeasured(reason)
     return Trial(choice=choice, verified=False, verdict=verdict, speed=why, error_ratio=why)
+
+
+FAILED = "it failed while it was verified: "
+
+
+def failed(choice: Choice, error: Exception) -> Trial:
+    """The trial of a choice that raised. Only the first line of its message is kept."""
+    return unverified(choice, "cannot serve", FAILED + said_by(error))
+
+
+def said_by(error: Exception) -> str:
+    """The kind of an error and the first line of its message, as a trial can keep them."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    words = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return clean(words[:MOST_SAID])
+
+
+def has_failed(trial: Trial) -> bool:
+    """Whether its backend raised; another time it may not."""
+    return trial.verdict == "cannot serve" and trial.reason.startswith(FAILED)
 
 
 def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -37,7 +37,12 @@ from torchweld.plans.choice_timing import (
     seconds_of,
     time_ways,
 )
-from torchweld.plans.choice_verifying import MOST_VERIFIED_ROWS, judged_trial, unverified
+from torchweld.plans.choice_verifying import (
+    MOST_VERIFIED_ROWS,
+    failed,
+    judged_trial,
+    unverified,
+)
 from torchweld.plans.kernel_choice import (
     TunedBlocks,
     choices_for,
@@ -203,6 +208,13 @@ def _untimed(
 
 def verify_group(model: nn.Module, one: AlikeGroups, choice: Choice) -> Trial:
     """Whether one op gives all members the right numbers, by the numerical rule."""
+    try:
+        return _verify_group(model, one, choice)
+    except Exception as error:
+        return failed(choice, error)
+
+
+def _verify_group(model: nn.Module, one: AlikeGroups, choice: Choice) -> Trial:
     blocks = [member.block for member in one.groups[0]]
     spec = ";".join(one.key.forms)
     tensors = [t.detach() for block in blocks for t in tensors_of(model, block)]

@@ -22,7 +22,7 @@ from torchweld.ops.backends.backend import device_of
 from torchweld.plans.alike_blocks import AlikeBlocks, AlikeKey, alike_blocks
 from torchweld.plans.block_calls import tensors_of
 from torchweld.plans.choice_timing import LEAST_BUDGET_S, Timed, time_choices
-from torchweld.plans.choice_verifying import verify_choice
+from torchweld.plans.choice_verifying import has_failed, verify_choice
 from torchweld.plans.known_speeds import KnownSpeed, SpeedTable, table_here
 from torchweld.plans.measurement_cache import MeasurementCache
 from torchweld.plans.plan import SETTLED, Planned, PlannedGroup, Trial, Tuning, decided
@@ -191,7 +191,8 @@ def _timed(
 
 def keep_settled(memory: MeasurementCache, about: object, tuning: Tuning) -> None:
     """Keeps a tuning for later plans, unless more time could settle what it left open."""
-    if tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials):
+    settled = tuning.chosen is not None or all(t.verdict in SETTLED for t in tuning.trials)
+    if settled and not any(map(has_failed, tuning.trials)):
         memory.keep(about, tuning)
 
 

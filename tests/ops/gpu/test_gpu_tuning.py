@@ -5,8 +5,10 @@ No GPU is here: what asks the device is replaced, and tensors on it are stood in
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,8 @@ from tests.support.helpers import random_tensors
 from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
+from torchweld.machine import kernel_build
+from torchweld.machine.kernel_build import BuildInfo, CudaBuild
 from torchweld.ops.backends import Form, gpu_backends
 from torchweld.ops.gpu import (
     gpu_launches,
@@ -269,3 +273,78 @@ def test_deterministic_algorithms_run_and_every_value_is_written(way: str) -> No
     for ours, other in zip(*results, strict=True):
         assert not ours.isnan().any()
         assert torch.equal(ours, other)
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "runs"),
+    [
+        (["sm_80", "sm_90", "sm_100", "compute_100"], (8, 0), True),
+        (["sm_80", "sm_90", "sm_100", "compute_100"], (8, 9), True),  # of sm_80's generation
+        (["sm_80", "sm_90", "sm_100", "compute_100"], (12, 0), True),  # from PTX
+        (["sm_80", "sm_90", "sm_100"], (12, 0), False),
+        (["sm_86"], (8, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_100a", "compute_100a"], (10, 3), False),
+        (["sm_100f"], (10, 3), True),
+        (["compute_80"], (12, 1), True),
+        (["compute_120"], (9, 0), False),
+    ],
+)
+def test_cuda_kernels_that_were_not_built_for_a_gpu_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[tuple[int, int]],
+    built: list[str],
+    capability: tuple[int, int],
+    runs: bool,
+) -> None:
+    gpus += [capability, capability]
+    info = BuildInfo(torch="9.9.9", isas=(), compiler="g++ 12", source_hash="0")
+    info = replace(info, cuda=CudaBuild(architectures=tuple(built), compiler="nvcc"))
+    monkeypatch.setattr(kernel_build, "build_info", lambda: info)
+    monkeypatch.setattr(kernel_build, "build_problem", lambda: None)
+    monkeypatch.setattr(gpu_support, "has_cuda_kernels", lambda: True)
+    backend = next(one for one in gpu_backends.BACKENDS if one.name == "cuda")
+    version = ".".join(map(str, capability))
+    said = [
+        f"torchweld's CUDA kernels were built for {', '.join(built)}, and cuda:{i} has compute "
+        f'capability {version}; build torchweld again with TORCH_CUDA_ARCH_LIST="{version}"'
+        for i in (0, 1)
+    ]
+    assert backend.unavailable() == ([] if runs else said)
+    gpus[0] = (8, 0)
+    gpus[1] = capability
+    info = replace(info, cuda=CudaBuild(architectures=("sm_80", *built), compiler="nvcc"))
+    block = Form(kind="chain", forms=parse_spec("gelu"), sizes=((5, 3),))
+    for device, refused in ((FIRST, False), (SECOND, not runs and capability != (8, 0))):
+        reasons = backend.unsupported_reasons(block, [(2, 5)], torch.float32, device)
+        assert any("were built for" in why for why in reasons) is refused
+
+
+@pytest.mark.parametrize(
+    ("there", "named", "interpreter", "problem"),
+    [
+        (("gcc",), None, "0", ""),
+        (("clang",), None, "0", ""),
+        ((), None, "0", "Triton needs a C compiler, and there is no gcc or clang; install one"),
+        ((), None, "1", ""),
+        (("gcc",), "nocc", "0", "Triton needs a C compiler, and CC='nocc' is no program"),
+        (("mycc",), "mycc", "0", ""),
+    ],
+)
+def test_triton_without_a_c_compiler_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[str, ...],
+    named: str | None,
+    interpreter: str,
+    problem: str,
+) -> None:
+    """It compiles what launches a kernel when that first runs."""
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
+    monkeypatch.setattr(gpu_support, "triton_version", lambda: "3.7.1")
+    monkeypatch.setenv("TRITON_INTERPRET", interpreter)
+    monkeypatch.delenv("CC", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CC", named)
+    found = gpu_support.triton_problems()
+    assert len(found) == bool(problem)
+    assert "".join(found).startswith(problem)

@@ -112,6 +112,28 @@ class CudaBackend(GpuBackend):
             kernels=_cuda_kernels,
         )  # fmt: skip
 
+    def unavailable(self) -> list[str]:
+        found = super().unavailable()
+        if found:
+            return found
+        each = [_architecture_problem(i) for i in range(torch.cuda.device_count())]
+        return [] if None in each else [why for why in each if why is not None]
+
+    def unsupported_reasons(
+        self,
+        block: Form,
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        mode: str | None = None,
+    ) -> list[str]:
+        reasons = super().unsupported_reasons(block, shapes, dtype, device, mode)
+        if not self.unavailable() and device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            why = _architecture_problem(index)
+            reasons += [why] if why is not None else []
+        return reasons
+
     def _kernel_problems(self) -> list[str]:
         problems = gpu_support.extension_problems()
         if not problems and not gpu_support.has_cuda_kernels():
@@ -122,6 +144,13 @@ class CudaBackend(GpuBackend):
                 "and nvcc is found"
             ]
         return problems
+
+
+def _architecture_problem(index: int) -> str | None:
+    info = kernel_build.build_info()
+    if info is None or not info.cuda.architectures:
+        return None
+    return gpu_support.architecture_problem(index, info.cuda.architectures)
 
 
 def _width_problems(block: Form) -> list[str]:

@@ -6,6 +6,9 @@ Everything is said, nothing is guessed: a version of Triton that was not tested 
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+from collections.abc import Sequence
 
 import torch
 
@@ -23,9 +26,24 @@ def triton_problems() -> list[str]:
     version = triton_version()
     if version is None:
         return ["Triton is not installed; pip install triton"]
-    if ".".join(version.split(".")[:2]) in TESTED_TRITON:
+    if ".".join(version.split(".")[:2]) not in TESTED_TRITON:
+        tested = " or ".join(TESTED_TRITON)
+        return [f"Triton {version} was not tested with these kernels; use {tested}"]
+    return compiler_problems()
+
+
+def compiler_problems() -> list[str]:
+    """Why Triton cannot build what launches its kernels. Its interpreter launches nothing."""
+    if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y"):
         return []
-    return [f"Triton {version} was not tested with these kernels; use {' or '.join(TESTED_TRITON)}"]
+    named = os.environ.get("CC")
+    if named is not None:
+        if shutil.which(named) is not None:
+            return []
+        return [f"Triton needs a C compiler, and CC={named!r} is no program; set or unset CC"]
+    if any(shutil.which(name) is not None for name in ("gcc", "clang")):
+        return []
+    return ["Triton needs a C compiler, and there is no gcc or clang; install one, or set CC"]
 
 
 def interpreted() -> bool:
@@ -90,3 +108,31 @@ def age_problem(index: int) -> str | None:
         return None
     has, needed = (".".join(map(str, pair)) for pair in (found, LEAST_CAPABILITY))
     return f"cuda:{index} has compute capability {has}; these kernels need {needed}"
+
+
+def architecture_problem(index: int, built: Sequence[str]) -> str | None:
+    """Why the CUDA kernels, built for these architectures, do not run on this GPU."""
+    has = torch.cuda.get_device_capability(index)
+    if any(_covers(name, has) for name in built):
+        return None
+    version = ".".join(map(str, has))
+    return (
+        f"torchweld's CUDA kernels were built for {', '.join(built)}, and cuda:{index} has compute "
+        f'capability {version}; build torchweld again with TORCH_CUDA_ARCH_LIST="{version}"'
+    )
+
+
+def _covers(name: str, capability: tuple[int, int]) -> bool:
+    """Whether what was built under nvcc's name for an architecture runs on this capability.
+
+    sm_80 runs on its generation from there on, PTX (compute_80) on all later ones too. Of what is
+    specific, sm_90a runs on that architecture alone, sm_100f on its family.
+    """
+    kind, _, rest = name.partition("_")
+    digits = rest.rstrip("af")
+    major, minor = int(digits[:-1]), int(digits[-1])
+    if rest.endswith("a"):
+        return capability == (major, minor)
+    if kind == "compute" and not rest.endswith("f"):
+        return capability >= (major, minor)
+    return capability[0] == major and capability[1] >= minor
