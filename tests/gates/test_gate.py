@@ -199,7 +199,7 @@ def test_time_passes_where_nothing_changed_and_a_slower_kernel_fails(
 def timed_elsewhere(folders: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline of another machine: the plan does not fit it, and its times say nothing."""
     real = fingerprint.key_here
-    monkeypatch.setattr(fingerprint, "key_here", lambda: "another one")
+    monkeypatch.setattr(fingerprint, "key_here", lambda gpus=(): "another one")
     assert gate("good", "--accept", "--no-time")[0] == 0
     monkeypatch.setattr(fingerprint, "key_here", real)
 
