@@ -47,7 +47,7 @@ const LONG_NAME = 18;
 export function breakable(text: string): Child[] {
   return text.split(/(?<=\s)/).flatMap((word) => {
     if (word.length <= LONG_NAME) return [word];
-    const parts = word.split(/(?<=\w[._/]|::)(?=[\p{L}_])/u);
+    const parts = word.split(/(?<=\w[._/]|::)(?=[\p{L}\d_])/u);
     return parts.flatMap((part, i): Child[] => (i === 0 ? [part] : [html("wbr"), part]));
   });
 }

@@ -127,7 +127,8 @@ function draw(rows: ErrorRow[], width: number): SVGSVGElement {
   rows.forEach((row, i) => {
     if (i === 0 || rows[i - 1].block !== row.block) {
       drawing.append(
-        svg("text", { x: 0, y: y + 4, class: "strong" }, fitted(row.block, (left - 10) * 0.9)),
+        // Nothing is plotted beside it, and the ends of paths tell them apart.
+        svg("text", { x: 0, y: y + 4, class: "strong haloed" }, fitted(row.block, width * 0.86)),
       );
       y += ROW;
     }

@@ -35,6 +35,19 @@ def test_no_name_covers_another(plot: str, name: str, size: Size, opened: Opener
             assert apart_x or apart_y, (text, other)
 
 
+@pytest.mark.parametrize("name", ["gpt fused", "made"])
+def test_the_blocks_of_errors_are_told_apart_on_a_phone(name: str, opened: Opener) -> None:
+    page = opened(name, size=PHONE)
+    blocks = list(dict.fromkeys(row.block for row in page.page.errors))
+    boxes = page.ask(BOXES, "#numerics-plot svg text.strong")
+    heads = [text for text, *_ in boxes]
+    assert len(heads) == len(set(heads)) == len(blocks) > 2
+    holder = page.one("#numerics-plot svg").bounding_box()
+    assert holder is not None
+    for text, _, right, _, _ in boxes:
+        assert right <= holder["x"] + holder["width"] + 1, text
+
+
 def test_a_model_that_is_one_block_has_a_map(opened: Opener) -> None:
     """There is nothing inside the block to draw, so the block is drawn."""
     page = opened("one block")
@@ -42,7 +55,7 @@ def test_a_model_that_is_one_block_has_a_map(opened: Opener) -> None:
     assert places.count() == 1
     assert (places.first.text_content() or "").startswith("Sequential")
     assert "fate-welded" in (places.first.get_attribute("class") or "")
-    assert page.one("#welded [aria-label=Blocks] tbody td").first.inner_text() == "the model"
+    assert page.one("#blocks tbody td").first.inner_text() == "the model"
 
 
 def test_a_trace_without_modules_has_no_map(opened: Opener) -> None:
