@@ -10,7 +10,9 @@ from tests.support.gpu_device import on_real_gpu
 
 # Read when Triton is imported, by whatever imports it first: its kernels run in its interpreter, on
 # CPU tensors (tests/support/interpreted_gpu.py).
-if not on_real_gpu():
+if on_real_gpu():  # else cuBLAS refuses deterministic algorithms
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+else:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest

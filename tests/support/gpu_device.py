@@ -32,6 +32,27 @@ def on_real_gpu() -> bool:
     return chosen_device() == "cuda"
 
 
+def shared_memory() -> int:
+    """Bytes that a block on this GPU can have; an A100's where none is here, as on the host."""
+    if not on_real_gpu():
+        return 163 << 10
+    from torchweld.ops.gpu import gpu_support
+
+    return gpu_support.shared_memory()
+
+
+def needs_memory(needed: int) -> None:
+    """Skips a test on a GPU without so much free memory. On the CPU, pages are never touched."""
+    if not on_real_gpu():
+        return
+    import pytest
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    if free < needed:
+        pytest.skip(f"it needs {needed >> 20} MB of the GPU's memory; {free >> 20} MB are free")
+
+
 class Noted(deque[str]):
     """Names of launched kernels; `ever` keeps those that tests forget."""
 

@@ -14,6 +14,7 @@ from torchweld.core.errors import UnsupportedError
 from torchweld.machine import kernel_build
 from torchweld.machine.kernel_build import BuildInfo, CudaBuild
 from torchweld.ops.backends import Form, backend_named, select
+from torchweld.ops.backends.backend import CountsKernels
 from torchweld.ops.gpu import gpu_support
 
 CPU = torch.device("cpu")
@@ -59,3 +60,38 @@ def test_without_its_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_its_gradients_have_the_same_bits_at_every_run() -> None:
     assert backend_named("cuda").abilities.deterministic
+
+
+@pytest.mark.parametrize("shared_kb", [99, 163])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gelu/b;identity/b",
+        "silu/b/first;identity/b",
+        ";".join(["gelu/b"] * 12),
+        ";".join(["gelu/b"] * 13),  # more than the description of a narrow chain has room for
+    ],
+)
+@pytest.mark.parametrize("width", [24, 128, 256, 257])
+def test_it_launches_in_inference_what_a_bench_holds_it_to(
+    cuda_on_host: None, monkeypatch: pytest.MonkeyPatch, spec: str, width: int, shared_kb: int
+) -> None:
+    """With the shared memory of an A100, and with that of a GeForce."""
+    monkeypatch.setenv("TORCHWELD_HOST_SHARED", str(shared_kb << 10))
+    monkeypatch.setattr(gpu_support, "shared_memory", lambda: shared_kb << 10)
+    forms = parse_spec(spec)
+    tensors = random_tensors([width] * (len(forms) + 1), forms)
+    block = Form.of("chain", forms, tensors)
+    forget()
+    with torch.no_grad():
+        backend_named("cuda").build(block, tensors)(torch.randn(3, width))
+    backend = backend_named("cuda")
+    assert isinstance(backend, CountsKernels)
+    expected = backend.expected_kernels(block)
+    assert (expected is None) is (width == 256 and shared_kb == 99 and len(forms) <= 12)
+    if expected is None:
+        return  # whether it fits depends on the chain
+    if expected == {"gemm": 1}:
+        assert launched() == ["torchweld_cuda_narrow"]
+    else:
+        assert launched() == ["torchweld_cuda_pointwise"] * expected["pointwise"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.support.cuda_on_host import forget, launched
-from tests.support.gpu_device import on_real_gpu
+from tests.support.gpu_device import needs_memory, on_real_gpu, shared_memory
 from tests.support.helpers import CHAIN_IDS, CHAINS, all_within, random_tensors
 from torch import Tensor
 
@@ -54,6 +54,11 @@ def judged(
         )
     )
     return set(launched())
+
+
+def ran_narrow(names: set[str]) -> None:
+    """A GPU with less shared memory than an A100 may take torch's products for the widest."""
+    assert names == NARROW or (shared_memory() < 163 << 10 and names == POINTWISE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -111,7 +116,7 @@ def test_every_layout_over_several_tiles(
 def test_sizes(rows: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     forms = parse_spec("gelu/b;identity/b")
     x = torch.randn(rows, sizes[0]).to(dtype)
-    assert judged(forms, x, random_tensors(sizes, forms, dtype)) == NARROW
+    ran_narrow(judged(forms, x, random_tensors(sizes, forms, dtype)))
 
 
 @SHARED_IS_CHOSEN
@@ -133,7 +138,7 @@ def test_wide_gates_pass_in_parts() -> None:
     forms = parse_spec("silu/b/first;identity")
     for width in (128, 140, 256):
         tensors = random_tensors((20, width, 10), forms, torch.bfloat16)
-        assert judged(forms, torch.randn(5, 20).bfloat16(), tensors) == NARROW
+        ran_narrow(judged(forms, torch.randn(5, 20).bfloat16(), tensors))
 
 
 @SHARED_IS_CHOSEN
@@ -292,10 +297,12 @@ def test_many_equal_rows_keep_the_rule() -> None:
         judged(forms, x, random_tensors((6, width, 3), forms))
 
 
-@pytest.mark.parametrize("width", [4, 260])
+# cuBLAS, which multiplies what is not narrow, takes no rows that lie so far apart.
+@pytest.mark.parametrize("width", [4] if on_real_gpu() else [4, 260])
 def test_offsets_beyond_two_billion_elements(width: int) -> None:
     """The pages between the rows are never touched."""
     far = 2**31 + 8
+    needs_memory(2 * far + (1 << 30))
     x = torch.empty(far + 16, dtype=torch.float16).as_strided((2, 5), (far, 1))
     values = torch.randn(2, 5).half()
     x.copy_(values)

@@ -185,6 +185,7 @@ def gpu_backends_way(name: str) -> str:
 def test_a_plan_has_the_reasons_of_those_that_cannot_serve(
     prefer: Prefer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gpu_support, "has_cuda_kernels", lambda: False)
     for name in ("triton", "triton-narrow", "cuda"):
         prefer(name)
     wide = nn.Sequential(nn.Linear(7, 300), nn.GELU(), nn.Linear(300, 7)).eval()
@@ -205,11 +206,13 @@ def test_dropout_is_left_to_others(prefer: Prefer) -> None:
 
 
 def test_a_measured_plan_times_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which one is faster is the machine's affair."""
+    monkeypatch.setattr(gpu_support, "has_cuda_kernels", lambda: False)
     model, x = MODELS["plain"]().eval(), torch.randn(3, 7)
     found = trials_of(tw.plan(model, x, budget_s=4.0, remember=False))
     for name in FORWARD:
         assert found[name].verified
-        assert found[name].verdict in ("slower", "same", "behind", "not measured")
+        assert found[name].verdict in ("faster", "slower", "same", "behind", "not measured")
     assert found["cuda"].verdict == "cannot serve"
 
 
@@ -221,6 +224,7 @@ def test_info_lists_them_and_why_not(
         found = json.loads(capsys.readouterr().out)["backends"]
         return {one["name"]: one["reasons"] for one in found}
 
+    monkeypatch.setattr(gpu_support, "has_cuda_kernels", lambda: False)
     here = listed()
     assert [here[name] for name in FORWARD] == [[], [], []]
     (reason,) = here["cuda"]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.support.capture_lint import functions_with_offences, offences, offences_in_cpp
 from tests.support.capture_watch import assert_nothing_waits, run_watched
+from tests.support.gpu_device import on_real_gpu
 from torch import Tensor
 
 import torchweld
@@ -27,6 +28,9 @@ CUDA_SOURCES = [
     *sorted((CSRC / "torch_glue").glob("cuda_*")),
 ]  # fmt: skip
 GPU = Path(torchweld.__file__).parent / "ops" / "gpu"
+WATCHED = pytest.mark.skipif(
+    on_real_gpu(), reason="the watch runs kernels for CPUs; on a GPU a step is captured"
+)
 # Never runs while a graph is captured: `captures` asks; test_gpu_tuning.py has its tests.
 EXEMPT = {"tile_tuning.py": {"device_seconds"}}
 
@@ -133,12 +137,14 @@ def test_made_offences_in_cuda_sources_are_found(line: str, wrong: bool) -> None
     assert bool(offences_in_cpp(line)) is wrong
 
 
+@WATCHED
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_op_that_runs_waits(way: str) -> None:
     assert_nothing_waits(way)
 
 
+@WATCHED
 @pytest.mark.usefixtures("gpu")
 def test_an_op_that_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = triton_launches.launch

@@ -34,6 +34,9 @@ _MODES = (
     BackendMode(name="natural", planned=("inference", "training")),
     BackendMode(name="recompute", recomputes=True, planned=("training",)),
 )
+MOST_NARROW_LAYERS = 12  # kMostLayers of csrc/cuda/cuda_kernels.h
+ALWAYS_NARROW = 128  # the widest layer for which 99 KB of shared memory do: what GeForce cards have
+ENOUGH_SHARED = 163 << 10  # an A100's, for the widest
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -57,7 +60,7 @@ class GpuBackend:
 
     def __init__(
         self, name: str, way: str, *, needs: str, narrow: bool = False,
-        kernels: Callable[[Form], dict[str, int]] | None = None,
+        kernels: Callable[[Form], dict[str, int] | None] | None = None,
     ) -> None:  # fmt: skip
         self.name, self._way, self._narrow, self._kernels = name, way, narrow, kernels
         self.abilities = Abilities(
@@ -166,8 +169,17 @@ def _pointwise_kernels(block: Form) -> dict[str, int]:
     return {"gemm": products, **({"pointwise": after} if after else {})}
 
 
-def _cuda_kernels(block: Form) -> dict[str, int]:
-    return _pointwise_kernels(block) if _width_problems(block) else {"gemm": 1}
+def _cuda_kernels(block: Form) -> dict[str, int] | None:
+    """One kernel for a narrow chain, as long as its description is an argument (csrc/cuda).
+
+    None where the GPU's shared memory decides: an A100 has enough for the widest.
+    """
+    if _width_problems(block) or len(block.forms) > MOST_NARROW_LAYERS:
+        return _pointwise_kernels(block)
+    widest = max(block.K, *(N for _, N in block.sizes))
+    if widest > ALWAYS_NARROW and gpu_support.shared_memory() < ENOUGH_SHARED:
+        return None
+    return {"gemm": 1}
 
 
 _TRITON = "a GPU, and Triton"

@@ -98,6 +98,14 @@ def device_reasons(device: torch.device) -> list[str]:
     return [] if why is None else [why]
 
 
+def shared_memory() -> int:
+    """Bytes that a block can have on the current GPU; 0 if torch finds none."""
+    if absence():
+        return 0
+    found = torch.cuda.get_device_properties()
+    return int(getattr(found, "shared_memory_per_block_optin", 0))
+
+
 @functools.cache
 def age_problem(index: int) -> str | None:
     """Why this GPU is too old. ROCm's have other numbers; Triton knows them."""
