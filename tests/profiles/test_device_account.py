@@ -357,7 +357,7 @@ def test_rates_are_dense_and_those_of_sums_in_fp32(row: DevicePeaks) -> None:
 def test_every_row_of_peaks_is_reached_by_a_name() -> None:
     names = [
         *("NVIDIA GB200", "NVIDIA B200", "NVIDIA H200 NVL", "NVIDIA H200", "NVIDIA H100 PCIe"),
-        *("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3", "NVIDIA A100-PCIE-80GB"),
+        *("NVIDIA H100 80GB HBM3", "NVIDIA A100-PCIE-80GB"),
         *("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA L40S", "NVIDIA L40"),
         *("NVIDIA L4", "NVIDIA A40", "NVIDIA A10", "Tesla V100-PCIE-16GB", "Tesla V100-SXM2-16GB"),
         *("Tesla T4", "NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 5080"),
@@ -366,6 +366,17 @@ def test_every_row_of_peaks_is_reached_by_a_name() -> None:
         "AMD Instinct MI250",
     ]
     assert [found_peaks(name) for name in names] == list(PEAKS)
+
+
+def test_every_row_of_peaks_names_where_it_was_read() -> None:
+    """A site or a document that can be looked up."""
+    for row in PEAKS:
+        assert re.search(r"\w\.(com|jp|se|cz|ai|org|pdf)\b", row.source), row.source
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 NVL", "AMD Instinct MI210", "NVIDIA H20"])
+def test_a_device_without_a_source_has_no_peaks(name: str) -> None:
+    assert peaks_of(name) == ({}, None)
 
 
 def test_bfloat16_is_not_claimed_where_there_is_none() -> None:

@@ -19,7 +19,7 @@ from tests.support.helpers import random_tensors
 from torch import Tensor
 
 from torchweld.core.blocks import parse_spec
-from torchweld.machine import kernel_build
+from torchweld.machine import gpu_identity, kernel_build
 from torchweld.machine.kernel_build import BuildInfo, CudaBuild
 from torchweld.ops.backends import Form, gpu_backends
 from torchweld.ops.gpu import (
@@ -348,3 +348,76 @@ def test_triton_without_a_c_compiler_says_so(
     found = gpu_support.triton_problems()
     assert len(found) == bool(problem)
     assert "".join(found).startswith(problem)
+
+
+class Measured:
+    """What the fingerprint of tiles is made of; a test changes one at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
+        self.properties = SimpleNamespace(name="NVIDIA A100", major=8, minor=0)
+        self.driver, self.triton, self.sources = 13000, "3.7.1", sources
+        monkeypatch.setattr(torch.version, "hip", None)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: self.properties)
+        monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: self.driver, raising=False)
+        monkeypatch.setattr(gpu_identity, "triton_version", lambda: self.triton)
+        (sources / "triton_one.py").write_text("first")
+        (sources / "kernel_tiles.py").write_text("tiles")
+        monkeypatch.setattr(tile_tuning, "__file__", str(sources / "tile_tuning.py"))
+        monkeypatch.setattr(kernel_tiles, "__file__", str(sources / "kernel_tiles.py"))
+
+    def fingerprint(self) -> str:
+        tile_tuning.fingerprint.cache_clear()
+        return tile_tuning.fingerprint(FIRST)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Measured]:
+    yield Measured(monkeypatch, tmp_path)
+    tile_tuning.fingerprint.cache_clear()
+
+
+CHANGES: dict[str, Callable[[Measured], object]] = {
+    "name": lambda m: setattr(m.properties, "name", "NVIDIA H100"),
+    "capability": lambda m: setattr(m.properties, "minor", 6),
+    "AMD's architecture": lambda m: setattr(m.properties, "gcnArchName", "gfx942"),
+    "driver": lambda m: setattr(m, "driver", 13010),
+    "triton": lambda m: setattr(m, "triton", "3.9.0"),
+    "no triton": lambda m: setattr(m, "triton", None),
+    "a kernel": lambda m: (m.sources / "triton_one.py").write_text("other"),
+    "another kernel": lambda m: (m.sources / "triton_two.py").write_text("new"),
+    "the candidates": lambda m: (m.sources / "kernel_tiles.py").write_text("other"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_tiles_are_kept_by_all_that_their_speed_depends_on(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    before = measured.fingerprint()
+    assert measured.fingerprint() == before
+    assert len(before) == 12
+    CHANGES[change](measured)
+    assert measured.fingerprint() != before
+
+
+def test_another_torch_has_other_tiles(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = measured.fingerprint()
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    assert measured.fingerprint() != before
+
+
+def test_the_driver_of_rocm_is_part_of_torch(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the question about CUDA's driver has no meaning."""
+    assert gpu_identity.set_up_of(FIRST) == "NVIDIA A100 (8.0), driver API 13000, Triton 3.7.1"
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    measured.properties = SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942")
+    assert gpu_identity.set_up_of(FIRST) == "AMD Instinct MI300X (gfx942), Triton 3.7.1"
+    monkeypatch.delattr(torch._C, "_cuda_getDriverVersion")
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert gpu_identity.set_up_of(FIRST) == "AMD Instinct MI300X (gfx942), Triton 3.7.1"
+
+
+def test_the_file_of_tiles_is_named_by_the_fingerprint(measured: Measured) -> None:
+    assert tile_tuning._file(FIRST).name == f"tiles-{measured.fingerprint()}.json"
