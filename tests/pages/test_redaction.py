@@ -206,6 +206,23 @@ def test_a_name_that_is_a_word_of_sentences_is_replaced_where_it_is_a_name() -> 
     assert frames("norm", around=(block("norm"),)) == ("m1",)
 
 
+@pytest.mark.parametrize(
+    ("title", "verdict", "found"),
+    [
+        ("mine", "gate plan, my.expert:head: FAILED.", "gate run1, target1: FAILED."),
+        ("gate plan", "the plan is new", "the run1 is new"),
+        ("plan: expert", "fuse of expert, 2026-11-19 10:00 UTC.", "fuse of target1, 2026-11-19 "),
+        ("bench of expert", "expert is faster", "target1 is faster"),
+        ("history of head, plan", "2 kept runs: head, plan.", "2 kept runs: run1, run2."),
+        ("mine", "Net: one step takes 3 µs", "w1: one step takes 3 µs"),
+    ],
+)
+def test_what_headings_name_is_replaced_everywhere(title: str, verdict: str, found: str) -> None:
+    page = made(title=title, verdict=verdict)
+    assert page.verdict.startswith(found)
+    assert page.title == "title1"
+
+
 def test_a_name_within_a_longer_word_is_not_looked_for() -> None:
     page = made(blocks=(block("w-x"),), notes=("w-x, but not new-xy",))
     assert page.notes[0].startswith("m1, but not ")

@@ -27,7 +27,7 @@ from torchweld.pages.stand_ins import StandIns
 # need none.
 RULES: dict[str, str] = {
     "Page.title": "title",
-    "Page.verdict": "text",
+    "Page.verdict": "verdict",
     "Page.not_comparable": "text",
     "Page.environment": "environment",
     "Page.command": "command",

@@ -47,6 +47,22 @@ FRAMES = frozenset(
 )
 # Rules for texts that are names, or consist of names that other texts tell.
 LATE = ("title", "name")
+SENTENCES = ("text", "verdict", "plot", "what", "tensor")
+# What titles and verdicts of kept runs, gates and benches name.
+HEADS = {
+    "title": (
+        (re.compile(r"(?:gate|history of) ([^:]+)"), ("run",)),
+        (re.compile(r"bench of (.+)"), ("target",)),
+        (re.compile(r"([^:]+): (.+)"), ("run", "target")),
+    ),
+    "verdict": (
+        (re.compile(r"gate (.+?), (.+): (?:passed|FAILED|not measured)\."), ("run", "target")),
+        (
+            re.compile(r"(?:fuse|bench|profile|gate|check) of (.+), \d{4}-.*", re.DOTALL),
+            ("target",),
+        ),
+    ),
+}
 # What the rows of modules say of themselves.
 EXTRAS = frozenset(
     (
@@ -56,6 +72,7 @@ EXTRAS = frozenset(
         *("approximate", "none", "num_embeddings", "embedding_dim", "num_features", "scale_factor"),
         *("normalized_shape", "output_size", "start_dim", "end_dim", "batch_first", "num_layers"),
         *("negative_slope", "alpha", "beta", "threshold", "size", "mode", "upscale_factor"),
+        *("sum", "mean", "max", "zeros", "nearest", "bilinear"),
     )
 )
 # Words of sentences that are names of modules in many models. They stay where they are no name of
@@ -126,10 +143,13 @@ class StandIns:
             if name in NAMED_ROWS:
                 self.environment(name, value)
         for rules in (("path", "kind", "machine", "run", "commit"), ("what", "plot"), LATE):
+            if rules is LATE:
+                for rule, text in texts:
+                    self._learn_heading(rule, text)
             for rule, text in texts:
                 if rule in rules:
                     self._learn(rule, text)
-        said = "\0".join(text for rule, text in texts if rule in ("text", "plot", "what"))
+        said = "\0".join(text for rule, text in texts if rule in SENTENCES)
         odd = [name for name in self._given if not re.fullmatch(r"\w+", name) and name in said]
         # Paths with blanks or signs in them, of which only whole ones are known for paths.
         for rule, text in texts:
@@ -146,6 +166,14 @@ class StandIns:
                 self._stand_in("target", what)
         elif rule != "what" or WORD.fullmatch(text):
             self.way(rule)(text)
+
+    def _learn_heading(self, rule: str, text: str) -> None:
+        for pattern, sorts in HEADS.get(rule, ()):
+            if (found := pattern.fullmatch(text)) is not None:
+                for sort, names in zip(sorts, found.groups(), strict=True):
+                    for name in names.split(", "):
+                        self._stand_in(sort, name)
+                return
 
     def way(self, rule: str) -> Callable[[str], str]:
         """How texts of a rule are replaced."""
@@ -222,6 +250,9 @@ class StandIns:
         if all(part in self._given or _kept(part) for part in text.split(".")):
             return self.path(text)
         return self._stand_in("op", text)
+
+    def verdict(self, text: str) -> str:
+        return self.text(text)
 
     def tensor(self, text: str) -> str:
         """ "gradient of up.weight", "output of key, relative"."""
