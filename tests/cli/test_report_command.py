@@ -201,6 +201,23 @@ def test_other_files_are_named_with_what_is_expected(files: Path, say: Say) -> N
     assert not (files / "x.html").exists()
 
 
+def test_files_are_recognised_wherever_their_mark_stands(files: Path, say: Say) -> None:
+    assert say("report", "before.json", "--out", "a.html")[0] == 0
+    (files / "report.json").write_text(say("report", "a.html", "--json")[1])
+    for name in ("report.json", "before.json", "plan.json", "bench.json"):
+        data = json.loads((files / name).read_text())
+        turned = dict(reversed(data.items()))
+        (files / "turned.json").write_text(json.dumps(turned))
+        code, out, err = say("report", "turned.json", "--json")
+        assert code == 0, err
+        assert Page.from_json(out).verdict == read_verdict(files, say, name)
+    newer = {"title": "", "verdict": "", "brand new": [1], "torchweld_report": 99}
+    (files / "newer.json").write_text(json.dumps(newer))
+    code, _, err = say("report", "newer.json", "--json")
+    assert code == 2
+    assert "report format 99; this torchweld reads" in " ".join(err.split())
+
+
 def test_options_that_do_not_go_together_are_refused(files: Path, say: Say) -> None:
     for arguments, why in (
         (("before.json", "before.json", "before.json"), "3 RUNs are given"),

@@ -5,21 +5,25 @@ In: what was typed. Out: a `Page`, or an error that says what the file is instea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torchweld.bench import Bench
 from torchweld.cli.recorded_files import RECORDED, file_start, load_recorded
 from torchweld.core.errors import TorchweldError
+from torchweld.core.files import read_json
+from torchweld.core.record_format import RecordFormat
 from torchweld.core.safe_text import clean
 from torchweld.history import History, Run, history_path
 from torchweld.history.kept_runs import Damaged
 from torchweld.history.run_lookup import find_run
 from torchweld.pages.page_building import bench_page, history_page, plan_page, profile_page
-from torchweld.pages.page_reading import read_page
+from torchweld.pages.page_reading import MOST_BYTES, read_page
 from torchweld.pages.page_records import Page
 from torchweld.pages.profile_view import Fates
 from torchweld.pages.run_view import run_page
 from torchweld.plans.plan import Plan
+from torchweld.profiles.profile import Profile
 
 PAGES = (".html", ".htm")
 EXPECTED = (
@@ -52,7 +56,30 @@ def page_of_file(path: Path, fates: Fates) -> Page:
     for mark, what in ((b'"torchweld_diff"', "diff"), (b'"torchweld.comparison"', "comparison")):
         if mark in start:
             raise TorchweldError(f"{clean(str(path))} is a saved {what}; {EXPECTED}")
-    return profile_page([load_recorded(path)], fates)
+    try:
+        profile = load_recorded(path)
+    except TorchweldError:
+        found = _marked_later(path, fates)
+        if found is None:
+            raise
+        return found
+    return profile_page([profile], fates)
+
+
+def _marked_later(path: Path, fates: Fates) -> Page | None:
+    """A file whose mark stands behind other keys, as where another program sorted them."""
+    try:
+        data = read_json(path, "report", MOST_BYTES)
+    except TorchweldError:
+        return None
+    ways: tuple[tuple[RecordFormat, Callable[[], Page]], ...] = (
+        (Page.FORMAT, lambda: read_page(path)),
+        (Plan.FORMAT, lambda: plan_page(Plan.load(path))),
+        (Bench.FORMAT, lambda: bench_page(Bench.load(path))),
+        (Profile.FORMAT, lambda: profile_page([Profile.load(path)], fates)),
+    )
+    marked = [way for form, way in ways if isinstance(data, dict) and form.is_marked(data)]
+    return marked[0]() if marked else None
 
 
 def plan_file_page(path: Path) -> Page:
