@@ -12,11 +12,14 @@ from tests.support.helpers import ISAS
 from torchweld.ops.gpu import gpu_support
 
 collect_ignore_glob: list[str] = []
-if not ISAS or shutil.which("g++") is None:  # their gradients are the compiled op's
+ON_HOST = ("backend", "capture", "compiles", "selftest")  # and kernels compiled for other GPUs
+if not ISAS:  # their gradients are the compiled op's
     collect_ignore_glob.append("test_*.py")
-if on_real_gpu():  # about the source on the host, and kernels compiled for other GPUs
-    others = ["test_cuda_backend.py", "test_cuda_compiles.py", "test_cuda_selftest.py"]
+if on_real_gpu():
+    others = [f"test_cuda_{name}.py" for name in ON_HOST]
     collect_ignore_glob += others if gpu_support.has_cuda_kernels() else ["test_*.py"]
+elif shutil.which("g++") is None:
+    collect_ignore_glob.append("test_*.py")
 
 
 @pytest.fixture
