@@ -88,6 +88,8 @@ struct BlockBackward {
   // `kept` in the order of Kept. Outputs without a gradient have an undefined one in `grads`.
   variable_list operator()(variable_list grads, TensorList kept,
                            const c10::List<bool>& needed) const {
+    // Autocast was heeded in the forward: gradients have the types that it left.
+    const c10::impl::ExcludeDispatchKeyGuard as_typed(c10::autocast_dispatch_keyset);
     variable_list found(1 + params);
     if (std::none_of(grads.begin(), grads.end(), [](const Tensor& g) { return g.defined(); }))
       return found;

@@ -28,7 +28,7 @@ from torchweld.history import History
 from torchweld.machine import fingerprint
 from torchweld.ops import compiled_forward
 from torchweld.pages.page_reading import read_page
-from torchweld.plans import planner
+from torchweld.plans import plan_fitting, planner
 from torchweld.welds.swapping import joint, welded_class
 
 Captured = pytest.CaptureFixture[str]
@@ -202,6 +202,18 @@ def timed_elsewhere(folders: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fingerprint, "key_here", lambda gpus=(): "another one")
     assert gate("good", "--accept", "--no-time")[0] == 0
     monkeypatch.setattr(fingerprint, "key_here", real)
+
+
+def test_times_on_another_gpu_are_not_compared(
+    folders: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gate("good", "--accept", "--no-time")[0] == 0
+    for where in (running, plan_fitting):
+        monkeypatch.setattr(where, "gpus_of", lambda model: ("NVIDIA H100 (9.0)",))
+    code, said = gate("good")
+    assert code == 2
+    words = " ".join(said.split())
+    assert "made with the model on the CPU alone, it is on NVIDIA H100 (9.0)" in words
 
 
 @pytest.mark.usefixtures("timed_elsewhere")

@@ -315,3 +315,22 @@ def test_two_threads_go_back_through_one_graph(keep: str) -> None:
         for found, wanted in zip(both.map(back, losses), expected, strict=True):
             for gradients in found:
                 same_bits(gradients, wanted)
+
+
+@keeping
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_autocast_around_a_backward_alone(create_graph: bool, keep: str) -> None:
+    """Gradients have the types of the forward, and are as exact."""
+    mlp = mlp_of(keep).float()
+    x = torch.randn(4, 7, requires_grad=True)
+    inputs = [x, *mlp.parameters()]
+    back = partial(
+        torch.autograd.grad,
+        mlp(x).square().sum(),
+        inputs,
+        retain_graph=True,
+        create_graph=create_graph,
+    )
+    expected = back()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same_bits(back(), expected)

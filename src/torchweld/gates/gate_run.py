@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ from torchweld.gates.held_blocks import held_by, refuse_empty, unheld_lines
 from torchweld.gates.step_counters import count_step
 from torchweld.machine import fingerprint
 from torchweld.machine.fingerprint import taken_here
+from torchweld.plans.block_calls import gpus_of
 from torchweld.plans.plan import Plan
 from torchweld.plans.plan_fitting import Fit, fit_plan
 from torchweld.plans.plan_options import PlanOptions
@@ -141,7 +142,8 @@ def _times(
         return []  # nothing to time; if that is new, the lost blocks say so
     found = []
     for i, workload in enumerate(subject.workloads):
-        why_not, kept = _why_not(baseline, workload.name), baseline.time(workload.name)
+        why_not = _why_not(baseline, workload.name, gpus_of(subject.model))
+        kept = baseline.time(workload.name)
         if why_not or kept is None:
             remedies = (*_OTHERWISE, COUNTERS_ALONE)
             found.append(undecided(workload.name, why_not, clock.tolerance, remedies))
@@ -160,9 +162,11 @@ _OTHERWISE = (
 )
 
 
-def _why_not(baseline: Baseline, workload: str) -> str:
+def _why_not(baseline: Baseline, workload: str, gpus: Sequence[str]) -> str:
     """Why the time now cannot be compared with the baseline's; "" if it can."""
-    before = baseline.fingerprint
+    before, made = baseline.fingerprint, baseline.plan.made_on
+    if made is not None and made.gpu != (here := taken_here(gpus=gpus)).gpu:
+        return f"the baseline was measured elsewhere: {'; '.join(made.since(here))}"
     if before is not None and before.key != fingerprint.key_here():
         said = "; ".join(before.since(taken_here())) or "its set-up is not that of here"
         return f"the baseline was measured elsewhere: {said}"
