@@ -39,16 +39,16 @@ def trust() -> ModuleType:
 def test_what_counts_as_kept(
     trust: ModuleType, factor: float, found: float | None, verdicts: list[str], kept: bool
 ) -> None:
-    trial = trust.Trial(name="t", factor=factor, count=100, budget_s=3.0, found=found)
-    outcome = trust.Outcome(case=trust.CASES[0], trial=trial)
+    trial = trust.ComparedWork(name="t", factor=factor, count=100, budget_s=3.0, found=found)
+    outcome = trust.TrustOutcome(case=trust.CASES[0], trial=trial)
     for verdict in verdicts:
         outcome.add(comparison(verdict=verdict, elapsed_s=1.0))
     assert outcome.kept is kept
 
 
 def test_what_is_found_too_late_is_not_found(trust: ModuleType) -> None:
-    trial = trust.Trial(name="t", factor=1.05, count=1, budget_s=3.0, found=0.95)
-    outcome = trust.Outcome(case=trust.CASES[0], trial=trial)
+    trial = trust.ComparedWork(name="t", factor=1.05, count=1, budget_s=3.0, found=0.95)
+    outcome = trust.TrustOutcome(case=trust.CASES[0], trial=trial)
     outcome.add(comparison(verdict="slower", elapsed_s=4.0))
     assert not outcome.kept
 

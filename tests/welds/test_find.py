@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -491,3 +492,33 @@ def test_what_differs_in_kind_is_refused(act: Callable[[Tensor], Tensor], reason
     blocks = find(zoo.Functional(act), X)
     assert reason in blocks.refused[0].reason
     assert [block.path for block in blocks] == ["a", "b"]
+
+
+class AsksForSizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(K, H), nn.Linear(H, N)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(F.gelu(self.up(x.view(-1, x.size(-1)))))
+        return y.view(*x.shape[:-1], N)
+
+
+def test_what_a_garbage_collection_runs_is_not_part_of_a_call() -> None:
+    """Finalizers and callbacks run whenever objects are made, so in any call that is watched."""
+    collections: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1, 100_000, 100_000)
+    try:
+        (found,) = find(AsksForSizes().eval(), X)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+    assert collections
+    assert found.path == ""
+    assert {domain.shapes for domain in found.valid} == {()}, "not only the sizes that were given"

@@ -14,7 +14,8 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,17 +71,28 @@ class Executed:
     called: frozenset[str]  # names of the C functions that the model's code called
 
 
-def executed(call: Callable[[], object]) -> Executed:
-    watch = _CodeWatch()
-    before, collecting = sys.getprofile(), gc.isenabled()
-    gc.disable()  # finalizers that run in a collection are not part of the call
-    sys.setprofile(watch.event)
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is collected inside: finalizers and callbacks of a collection would run in a call
+    that is being watched, and are not part of it."""
+    collecting = gc.isenabled()
+    gc.disable()
     try:
-        call()
+        yield
     finally:
-        sys.setprofile(before)
         if collecting:
             gc.enable()
+
+
+def executed(call: Callable[[], object]) -> Executed:
+    watch = _CodeWatch()
+    before = sys.getprofile()
+    with no_collection():
+        sys.setprofile(watch.event)
+        try:
+            call()
+        finally:
+            sys.setprofile(before)
     if watch.refused is not None:
         raise watch.refused
     return Executed(list(watch.ran.values()), frozenset(watch.called))
@@ -107,11 +119,12 @@ def stored_names(call: Callable[[], object], ran: list[Ran]) -> tuple[str, str] 
         return trace
 
     before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
+    with no_collection():
+        sys.settrace(trace)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
     if not met:
         return None
     code, line = met[0]

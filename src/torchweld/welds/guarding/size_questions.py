@@ -25,7 +25,12 @@ import sympy  # type: ignore[import-untyped]
 import torch
 import torch.utils.checkpoint
 
-from torchweld.welds.guarding.executed_code import is_installed, is_library, is_users
+from torchweld.welds.guarding.executed_code import (
+    is_installed,
+    is_library,
+    is_users,
+    no_collection,
+)
 from torchweld.welds.refusal_reasons import is_ours
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -103,13 +108,14 @@ class SizeQuestions:
     @contextmanager
     def watching(self) -> Iterator[None]:
         profiled, traced = sys.getprofile(), sys.gettrace()
-        sys.setprofile(self._on_symbol)
-        sys.settrace(self._on_call)
-        try:
-            yield
-        finally:
-            sys.settrace(traced)
-            sys.setprofile(profiled)
+        with no_collection():
+            sys.setprofile(self._on_symbol)
+            sys.settrace(self._on_call)
+            try:
+                yield
+            finally:
+                sys.settrace(traced)
+                sys.setprofile(profiled)
 
     # ---- symbols ----
 
