@@ -172,20 +172,21 @@ inline void run_warp(std::vector<Lane>& lanes, unsigned warp) {
     for (const unsigned i : lane_order) fibers[i].state = State::ready;
   }
 }
+// A function of its own: getcontext may return twice, so a compiler distrusts variables around it.
+[[gnu::noinline]] inline void prepare(Fiber& fiber) {
+  if (!fiber.stack) fiber.stack.reset(new char[kStack]);
+  fiber.begun = false;
+  fiber.state = State::ready;
+  getcontext(&fiber.start);
+  fiber.start.uc_stack.ss_sp = fiber.stack.get();
+  fiber.start.uc_stack.ss_size = kStack;
+  fiber.start.uc_link = &scheduler;
+  makecontext(&fiber.start, enter, 0);
+}
 inline void run_block(std::vector<Lane>& lanes, const std::function<void()>& body) {
   const unsigned count = unsigned(lanes.size()), warps = count / 32;
   running = &body;
-  for (unsigned i = 0; i < count; ++i) {
-    Fiber& fiber = fibers[i];
-    if (!fiber.stack) fiber.stack.reset(new char[kStack]);
-    fiber.begun = false;
-    fiber.state = State::ready;
-    getcontext(&fiber.start);
-    fiber.start.uc_stack.ss_sp = fiber.stack.get();
-    fiber.start.uc_stack.ss_size = kStack;
-    fiber.start.uc_link = &scheduler;
-    makecontext(&fiber.start, enter, 0);
-  }
+  for (unsigned i = 0; i < count; ++i) prepare(fibers[i]);
   std::vector<unsigned> warp_order(warps);
   std::iota(warp_order.begin(), warp_order.end(), 0u);
   for (;;) {

@@ -44,6 +44,21 @@ class Length:
         return f"{self.least} to {self.most:,}" if self.least else f"at most {self.most:,}"
 
 
+@dataclass(frozen=True)
+class Letters:
+    """A text of at most `most` of these characters, or the one text `other`."""
+
+    allowed: str
+    most: int
+    other: str
+
+    def holds(self, value: str) -> bool:
+        return value == self.other or (len(value) <= self.most and set(value) <= set(self.allowed))
+
+    def __str__(self) -> str:
+        return f"at most {self.most} of the characters {self.allowed}, or {self.other}"
+
+
 Count = Annotated[int, Bounds(0, MOST_INT)]
 Positive = Annotated[int, Bounds(1, MOST_INT)]
 Index = Annotated[int, Bounds(-1, MOST_INT)]  # -1 for none

@@ -34,7 +34,7 @@ from typing import (
 
 from torchweld.core.errors import TorchweldError
 from torchweld.core.not_measured import NotMeasured
-from torchweld.core.record_fields import MOST_INT, MOST_TEXT, Bounds, Length
+from torchweld.core.record_fields import MOST_INT, MOST_TEXT, Bounds, Length, Letters
 from torchweld.core.record_format import FormatError, RecordFormat
 from torchweld.core.safe_text import clean
 
@@ -202,6 +202,8 @@ def _reader(kind: Any) -> _Reader:
 def _annotated_reader(kind: Any, allowed: Any) -> _Reader:
     if isinstance(allowed, Bounds):
         return _number_reader(kind, allowed)
+    if isinstance(allowed, Letters):
+        return _letters_reader(allowed)
     assert isinstance(allowed, Length), allowed
     return _text_reader(allowed) if kind is str else _tuple_reader(get_args(kind), allowed)
 
@@ -230,6 +232,17 @@ def _text_reader(allowed: Length) -> _Reader:
             raise _misfit(str, data)
         if not allowed.least <= len(data) <= allowed.most:
             raise _MisfitError(f"is a text of {len(data):,} characters; allowed are {allowed}")
+        return data
+
+    return read
+
+
+def _letters_reader(allowed: Letters) -> _Reader:
+    def read(data: Any) -> Any:
+        if type(data) is not str:
+            raise _misfit(str, data)
+        if not allowed.holds(data):
+            raise _MisfitError(f"is {short(data)}; expected {allowed}")
         return data
 
     return read

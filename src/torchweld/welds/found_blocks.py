@@ -16,7 +16,7 @@ import torch
 
 from torchweld.core.blocks import parse_spec
 from torchweld.core.errors import TorchweldError
-from torchweld.core.record_fields import Bounds, Count, Length, Positive, Word
+from torchweld.core.record_fields import Bounds, Count, Length, Letters, Positive, Word
 
 DType = Literal["float32", "float64", "bfloat16", "float16"]
 
@@ -24,7 +24,7 @@ DType = Literal["float32", "float64", "bfloat16", "float16"]
 # trace. A tensor of this size is never allocated.
 MOST_ELEMENTS = 1 << 32
 MOST_DIMENSIONS = 64
-Ones = Annotated[str, Length(most=MOST_DIMENSIONS)]
+Ones = Annotated[str, Letters("n1", most=MOST_DIMENSIONS, other="*")]
 
 
 @dataclass(frozen=True, kw_only=True)
