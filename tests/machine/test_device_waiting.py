@@ -26,6 +26,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What happened, in order, in a process that uses a GPU which is not there."""
     seen: Log = []
     monkeypatch.setattr(device_waiting, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(device_waiting, "_used_gpus", list)  # none but the current one
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("wait"))
     return seen
 
