@@ -199,8 +199,9 @@ class BlockNode final : public torch::autograd::Node {
       for (int j = 0; j < layer.tensors(); ++j, ++i) {
         const bool weight = !layer.bias || j % 2 == 0;
         places_.emplace_back();
-        // The product with a weight that is not transposed saves that weight itself, whose memory
-        // is the new one after `p.data = …`; that of a transposed one saves a view of the old.
+        // nn.Linear's product saves a view of its weight, which keeps the old memory after
+        // `p.data = …`. A product with a weight that is [in, out] saves the weight itself, and
+        // then reads the new memory: so do we, without a place.
         if (!(weight && layer.transposed)) places_.back().emplace(params[i]);
         if (hooked) hooked_.emplace_back(params[i].getIntrusivePtr());
       }
@@ -213,9 +214,14 @@ class BlockNode final : public torch::autograd::Node {
     const auto parameter = hooked_[i].lock();
     return parameter && parameter->unsafe_storage().is_alias_of(now.storage());
   }
+  // Whether all parameters are where they were. What hooks would return is not asked for: they run
+  // in the compiled graph.
   bool in_place() const {
-    for (size_t i = 0; i < backward_.params; ++i)
-      if (!kept_[1 + i].has_hooks() && moved(i, kept_[1 + i].unpack())) return false;
+    for (size_t i = 0; i < places_.size(); ++i) {
+      if (!places_[i]) continue;
+      const Tensor now = hooked_.empty() ? kept_[1 + i].unpack() : Tensor(hooked_[i].lock());
+      if (now.defined() && !places_[i]->holds(now)) return false;
+    }
     return true;
   }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -131,10 +131,13 @@ def test_hooks_on_saved_tensors() -> None:
         all_close(torch.autograd.grad(y.sum(), list(mlp.parameters())), expected)
 
 
-def test_parameters_of_other_memory_are_refused() -> None:
+@pytest.mark.parametrize("hooks", [False, True])
+def test_parameters_of_other_memory_are_refused(hooks: bool) -> None:
     """A compiled backward is given the parameters, not the memory that they had."""
     mlp = tw.FusedMLP((7, 11, 5))
-    y = mlp(torch.randn(4, 7))
+    packing = saved_tensors_hooks(lambda t: t, lambda t: t) if hooks else nullcontext()
+    with packing:
+        y = mlp(torch.randn(4, 7))
     mlp.down.weight.data = mlp.down.weight.data * 2
     with Compiling()(), pytest.raises(ValueError, match="run the forward again"):
         y.sum().backward()
